@@ -1,0 +1,73 @@
+# Needs Python 3.11 or newer, make and a package index. Everything lands in .venv; `make clean` undoes it.
+
+PYTHON ?= python3
+BIN    := .venv/bin
+ARGS   ?=
+
+# Stamps are named after the content they stand for, so an unchanged lock costs nothing and a changed one reinstalls.
+KEY       := $(shell cat pyproject.toml requirements-bootstrap.txt requirements.lock | cksum | cut -d' ' -f1)
+BENCH_KEY := $(shell cat requirements.lock requirements-bench.lock | cksum | cut -d' ' -f1)
+INSTALLED       := .venv/.installed-$(KEY)
+BENCH_INSTALLED := .venv/.bench-installed-$(BENCH_KEY)
+
+# uv does not read pip's settings: trust the system's certificates and use the index that pip would use.
+UV_SYSTEM_CERTS ?= 1
+export UV_SYSTEM_CERTS
+UV := UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$($(BIN)/python -m pip config get global.index-url 2>/dev/null)}}" $(BIN)/uv
+LOCK := $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
+	--no-strip-extras --python-version 3.11
+
+# $(call install,file): from a lock with hashes, by uv, or by pip where uv cannot be used.
+install = $(UV) pip install --python $(BIN)/python --require-hashes --compile-bytecode -r $(1) \
+	|| { echo "uv could not install $(1), trying pip"; $(BIN)/python -m pip install --require-hashes -r $(1); }
+
+.DEFAULT_GOAL := help
+.PHONY: help install test check demo dev bench sim lock clean
+
+help: ## show this text
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+install: $(INSTALLED) ## create .venv from requirements.lock (costs nothing when it is up to date)
+
+$(INSTALLED):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed: make install PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-bootstrap.txt || echo "no uv for this machine"
+	$(call install,requirements.lock)
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@rm -f .venv/.installed-*; touch $@
+
+$(BENCH_INSTALLED): $(INSTALLED)
+	$(call install,requirements-bench.lock)
+	@rm -f .venv/.bench-installed-*; touch $@
+
+test: $(INSTALLED) ## run the tests (ARGS="-k lease" to choose)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(INSTALLED) ## formatting, lint, types and import rules
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports
+
+demo: $(INSTALLED) ## run the demo fabric once and show what happened
+	$(BIN)/python -m definitions.demo $(ARGS)
+
+dev: $(INSTALLED) ## open the demo fabric in Dagster's UI
+	$(BIN)/python -m dagster dev -m definitions $(ARGS)
+
+bench: $(BENCH_INSTALLED) ## measure against other queues
+	$(BIN)/python -m benchmarks $(ARGS)
+
+sim: $(INSTALLED) ## run the simulator (ARGS="--help" for its options)
+	$(BIN)/python -m tests.simulation $(ARGS)
+
+lock: $(INSTALLED) ## resolve the lock files again after a change of dependencies
+	$(LOCK) --extra postgres --group dev pyproject.toml -o requirements.lock
+	$(LOCK) --group bench -c requirements.lock -o requirements-bench.lock
+
+clean: ## remove .venv, caches, demo data and build output
+	rm -rf .venv .demo .tmp_dagster_home_* build dist *.egg-info
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

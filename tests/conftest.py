@@ -1,0 +1,51 @@
+"""Fixtures that every test may use: a real PostgreSQL, and a fresh database on it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers.postgres import PostgresEndpoint, PostgresServer, PostgresUnavailable
+
+_WHY_NO_POSTGRES = pytest.StashKey[str]()
+
+
+@pytest.fixture(scope="session")
+def postgres_server(request: pytest.FixtureRequest) -> Iterator[PostgresEndpoint]:
+    """The server named by OMNIRELAY_TEST_POSTGRES_URL, or one of our own for the whole session."""
+    if url := os.environ.get("OMNIRELAY_TEST_POSTGRES_URL"):
+        yield PostgresEndpoint(url)
+        return
+    with tempfile.TemporaryDirectory(prefix="omnirelay-postgres-", ignore_cleanup_errors=True) as directory:
+        server = PostgresServer(Path(directory))
+        try:
+            server.start()
+        except (PostgresUnavailable, ImportError) as error:
+            if os.environ.get("CI") == "true":
+                pytest.fail(f"PostgreSQL must be tested in CI, but cannot be started: {error}")
+            request.config.stash[_WHY_NO_POSTGRES] = str(error)
+            pytest.skip("PostgreSQL cannot be started here")
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresEndpoint) -> Iterator[str]:
+    """The URL of an empty database that is dropped after the test, whoever is still connected to it."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    yield postgres_server.create_database(name)
+    postgres_server.drop_database(name)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if cause := config.stash.get(_WHY_NO_POSTGRES, None):
+        terminalreporter.section("WARNING: nothing was tested on PostgreSQL", sep="!", yellow=True, bold=True)
+        terminalreporter.write_line(cause)
+        terminalreporter.write_line(
+            "Set OMNIRELAY_TEST_POSTGRES_URL to use a server that is already running."
+        )
