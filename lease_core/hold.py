@@ -1,0 +1,124 @@
+"""Keeping leases alive while work goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from lease_core.errors import LeaseError, LeaseLost
+from lease_core.model import Lease, LeaseToken
+
+if TYPE_CHECKING:
+    from lease_core.queue import LeaseQueue
+
+_TRUST = 0.9
+"""The part of a lease's duration for which it is trusted after the last confirmed heartbeat was *sent*."""
+
+
+class Hold:
+    """Heartbeats for some leases, sent from a thread for as long as the ``with`` block runs.
+
+    Go by ``lost``: it names the leases that can no longer be trusted, because the queue refused their heartbeat or
+    because no heartbeat got through while there was time. The second is judged by this process's monotonic clock
+    alone, before the lease really ends, so that a holder which is cut off stops before another one starts.
+    ``check()`` raises ``LeaseLost`` instead; call it before anything that others will see.
+
+    Leases that were completed, failed or released in the meantime are to be left out with ``forget``.
+    """
+
+    def __init__(
+        self,
+        queue: LeaseQueue,
+        leases: Lease | Sequence[Lease],
+        on_lost: Callable[[tuple[Lease, ...]], None] | None = None,
+    ) -> None:
+        self._queue = queue
+        given = [leases] if isinstance(leases, Lease) else list(leases)
+        self._held = {lease.token: lease for lease in given}
+        self._lost: dict[LeaseToken, Lease] = {}
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._duration = min(((each.expires_at - each.granted_at).total_seconds() for each in given), default=0.0)
+        self._trusted_until = 0.0
+        self._thread: threading.Thread | None = None
+        self.last_error: LeaseError | None = None
+
+    def __enter__(self) -> Hold:
+        if self._held:
+            # How much of the leases is left is not known here, so the first heartbeat goes out before the block runs.
+            self._trusted_until = time.monotonic() + self._duration * _TRUST
+            self._beat()
+            self._thread = threading.Thread(target=self._run, name="lease-hold", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+
+    @property
+    def lost(self) -> tuple[Lease, ...]:
+        """The leases that must not be acted on any more. Empty, and so false, while all is well."""
+        if self._held and self._thread is not None and time.monotonic() > self._trusted_until:
+            self._give_up(list(self._held))
+        with self._lock:
+            return tuple(self._lost.values())
+
+    @property
+    def held(self) -> tuple[Lease, ...]:
+        """The leases that can still be trusted."""
+        lost = {lease.token for lease in self.lost}
+        with self._lock:
+            return tuple(lease for token, lease in self._held.items() if token not in lost)
+
+    def check(self) -> None:
+        """Raise ``LeaseLost`` if any lease was lost."""
+        lost = self.lost
+        if lost:
+            names = ", ".join(str(lease.token.sequence_id) for lease in lost[:5])
+            more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+            why = f" ({self.last_error})" if self.last_error else ""
+            raise LeaseLost(f"the lease on item {names}{more} is lost{why}: stop, and publish nothing")
+
+    def forget(self, leases: Lease | Sequence[Lease]) -> None:
+        """Stop heartbeats for leases that are done with."""
+        with self._lock:
+            for lease in [leases] if isinstance(leases, Lease) else leases:
+                self._held.pop(lease.token, None)
+
+    def _run(self) -> None:
+        pause = min(self._queue.config.beat_every, self._duration / 3)
+        while not self._stop.wait(pause):
+            if not self._held:
+                continue
+            self._beat()
+            if time.monotonic() > self._trusted_until:
+                self._give_up(list(self._held))
+
+    def _beat(self) -> None:
+        with self._lock:
+            tokens = list(self._held)
+        if not tokens:
+            return
+        sent = time.monotonic()
+        try:
+            result = self._queue.heartbeat(tokens, duration=self._duration)
+        except LeaseError as error:
+            self.last_error = error  # the next beat may get through; trust runs out by itself if none does
+            return
+        if result.accepted:
+            self._trusted_until = sent + self._duration * _TRUST
+        if result.refused:
+            self._give_up([refusal.token for refusal in result.refused])
+
+    def _give_up(self, tokens: Sequence[LeaseToken]) -> None:
+        with self._lock:
+            lost = {token: self._held.pop(token) for token in tokens if token in self._held}
+            self._lost.update(lost)
+        if lost and self._on_lost is not None:
+            self._on_lost(tuple(lost.values()))

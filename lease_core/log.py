@@ -1,0 +1,139 @@
+"""How a transaction's events are kept: one row, one JSON document, however many items it touched.
+
+A transaction mostly does one thing to many neighbours, so the document holds *entries*: one entry says what happened
+to ``n`` items with consecutive ids. Each of those is an event with its own number; ``expand`` gives them back one by
+one. Writing costs per entry, not per event, which is what makes a large batch cheap.
+
+Unknown keys in an entry are skipped, and an entry of an unknown type is handed on with its type, so older readers
+survive newer writers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from lease_core.model import SCHEMA_VERSION, EventType, LeaseEvent, LeaseToken, WorkItem, to_datetime
+
+
+class Entry(msgspec.Struct, omit_defaults=True):
+    """One thing that happened to ``n`` items in a row. ``pending`` and ``active`` are the depth before it, the
+    ``*_step`` fields how each event changes it. Lists hold one value an item; a plain value stands for all."""
+
+    type: str
+    n: int = 1
+    id: int | None = None
+    pending: int = 0
+    active: int = 0
+    pending_step: int = 0
+    active_step: int = 0
+    peer: str | None = None
+    principal: str | None = None
+    attempt: int | None = None
+    lease: str | None = None
+    fence: int | None = None
+    expires_at: int | None = None
+    available_at: int | None = None
+    enqueued_at: int | None = None
+    requeued: bool | None = None
+    error: str | None = None
+    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    metadata: dict[str, str] = {}
+    items: list[WorkItem] | None = None
+    resource_type: str | list[str] | None = None
+    resource_id: str | list[str] | None = None
+    partition_key: str | list[str | None] | None = None
+
+
+class Document(msgspec.Struct):
+    """What one transaction appended: ``at`` is its time, ``v`` the schema version."""
+
+    v: int
+    at: int
+    entries: list[Entry]
+
+
+Name = tuple[str, str, str | None]
+"""An item's resource type, resource id and partition key."""
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Document)
+
+
+def encode(at: int, entries: list[Entry]) -> bytes:
+    return _encoder.encode(Document(SCHEMA_VERSION, at, entries))
+
+
+def name_entry(entry: Entry, names: list[Name]) -> None:
+    """Write the items' names into the entry, once where they are all alike."""
+    types, ids, partitions = zip(*names, strict=True)
+    entry.resource_type = _shortest(types)
+    entry.resource_id = _shortest(ids)
+    entry.partition_key = _shortest(partitions)
+
+
+def _shortest(values: tuple[Any, ...]) -> Any:
+    first = values[0]
+    return first if values.count(first) == len(values) else list(values)
+
+
+def expand(namespace: str, first: int, document: bytes, after: int = 0) -> Iterator[LeaseEvent]:
+    """The events of one document whose numbers begin at ``first``, leaving out those up to ``after``."""
+    parsed = _decoder.decode(document)
+    at = to_datetime(parsed.at)
+    number = first
+    for entry in parsed.entries:
+        for index in range(max(0, after + 1 - number), entry.n):
+            yield _event(namespace, number + index, at, parsed.v, entry, index)
+        number += entry.n
+
+
+def _event(namespace: str, number: int, at: Any, version: int, entry: Entry, index: int) -> LeaseEvent:
+    step = index + 1
+    sequence_id = None if entry.id is None else entry.id + index
+    token = None
+    if entry.lease is not None and sequence_id is not None:
+        fence = number if entry.type == EventType.LEASE_GRANTED else (entry.fence or 0) + index
+        token = LeaseToken(sequence_id, entry.attempt or 0, entry.lease, fence)
+    return LeaseEvent(
+        namespace=namespace,
+        sequence_number=number,
+        type=entry.type,
+        timestamp=at,
+        sequence_id=sequence_id,
+        token=token,
+        item=_item(entry, index),
+        error=entry.error,
+        peer_id=entry.peer,
+        principal=entry.principal,
+        result=None if entry.result is msgspec.UNSET else msgspec.json.decode(entry.result),
+        pending=entry.pending + entry.pending_step * step,
+        active=entry.active + entry.active_step * step,
+        expires_at=_moment(entry.expires_at),
+        available_at=_moment(entry.available_at),
+        enqueued_at=_moment(entry.enqueued_at),
+        requeued=entry.requeued,
+        attempt=entry.attempt,
+        metadata=entry.metadata,
+        schema_version=version,
+    )
+
+
+def _item(entry: Entry, index: int) -> WorkItem | None:
+    if entry.items is not None:
+        return entry.items[index]
+    if entry.resource_type is None or entry.resource_id is None:
+        return None
+    return WorkItem(
+        _pick(entry.resource_type, index), _pick(entry.resource_id, index), _pick(entry.partition_key, index)
+    )
+
+
+def _pick(value: Any, index: int) -> Any:
+    return value[index] if isinstance(value, list) else value
+
+
+def _moment(micros: int | None) -> Any:
+    return None if micros is None else to_datetime(micros)

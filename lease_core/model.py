@@ -1,0 +1,244 @@
+"""What goes into the queue and what comes out of it.
+
+Everything here is a frozen value with a fixed JSON form: camelCase names, empty fields left out, bytes in base64,
+times in ISO-8601 UTC. ``to_json`` and ``from_json`` do that for every class; readers skip fields they don't know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from lease_core.errors import LeaseRefused
+
+SCHEMA_VERSION = 1
+
+
+class Value(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Base of the model: immutable, comparable, JSON in and out."""
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+V = TypeVar("V", bound=Value)
+
+
+def from_json(kind: type[V], data: bytes | str) -> V:
+    """The value of class ``kind`` that ``to_json`` wrote, by this version or another."""
+    return msgspec.json.decode(data, type=kind)
+
+
+class WorkItem(Value, frozen=True):
+    """One piece of work: what is to be worked on, and whatever a worker needs to know about it.
+
+    ``request_id`` makes enqueueing idempotent: the same id is accepted once, as long as its item is remembered.
+    ``not_before`` hides the item until then. Higher ``priority`` is leased first.
+    """
+
+    resource_type: str
+    resource_id: str
+    partition_key: str | None = None
+    attributes: dict[str, str] = {}
+    body: bytes = b""
+    payload_encoding: str | None = None
+    request_id: str | None = None
+    priority: int = 0
+    not_before: datetime | None = None
+
+
+class LeaseToken(Value, frozen=True, gc=False):
+    """Proof of holding one item for one attempt. Acknowledging needs it, and only the current one is good.
+
+    ``fence`` is the log number of the grant. It only ever grows, so a store outside the queue can refuse a writer
+    whose fence is below the highest one it has seen.
+    """
+
+    sequence_id: int
+    attempt: int
+    lease_id: str
+    fence: int
+
+
+class Lease(Value, frozen=True):
+    """An item, held by one owner until ``expires_at`` on the database's clock."""
+
+    item: WorkItem
+    token: LeaseToken
+    owner_peer_id: str
+    granted_at: datetime
+    expires_at: datetime
+    enqueued_at: datetime
+    last_error: str | None = None
+
+
+class ErrorRecord(Value, frozen=True):
+    """One failed attempt: when, whose, and the error's text (first line: type and message; then the stack)."""
+
+    attempt: int
+    at: datetime
+    error: str
+    peer_id: str | None = None
+
+
+class PendingItem(Value, frozen=True):
+    """An item outside of any lease: what ``drain`` hands out, ``restore`` takes, and ``dead_letters`` lists.
+
+    ``queue_id`` and ``namespace`` say where it comes from, so that restoring it twice is still once.
+    """
+
+    item: WorkItem
+    sequence_id: int
+    attempt: int
+    enqueued_at: datetime
+    last_error: str | None = None
+    last_token: LeaseToken | None = None
+    dead_lettered: bool = False
+    namespace: str | None = None
+    queue_id: str | None = None
+    errors: tuple[ErrorRecord, ...] = ()
+
+
+class Receipt(Value, frozen=True, gc=False):
+    """What ``enqueue`` or ``restore`` made of one item. ``duplicate``: it was here already, under this id."""
+
+    sequence_id: int
+    duplicate: bool = False
+
+
+class Refusal(Value, frozen=True):
+    """A token that changed nothing, with a stable ``code`` and a ``reason`` for people."""
+
+    token: LeaseToken
+    code: str
+    reason: str
+
+
+class AckResult(Value, frozen=True):
+    """What became of each token of a heartbeat, complete, fail or release, and the queue's depth afterwards."""
+
+    accepted: tuple[LeaseToken, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    pending: int = 0
+    active: int = 0
+
+    def raise_if_refused(self) -> AckResult:
+        """Raise ``LeaseRefused`` if any token was refused; otherwise hand back this result."""
+        if self.refused:
+            raise LeaseRefused(self.refused)
+        return self
+
+    def __iter__(self) -> Iterator[LeaseToken]:
+        return iter(self.accepted)
+
+
+class QueueStats(Value, frozen=True):
+    """The queue in numbers, read in one cheap query however long the queue is.
+
+    ``pending`` counts every item waiting, ``delayed`` those among them whose time has not come.
+    ``oldest_pending_age`` is how many seconds the longest-waiting item that could be leased now has been waiting.
+    ``completed`` counts all completions ever. ``head`` is the number of the last event in the log.
+    """
+
+    pending: int
+    active: int
+    delayed: int
+    dead: int
+    oldest_pending_age: float | None
+    backpressure: bool
+    head: int
+    completed: int
+
+
+class SweepResult(Value, frozen=True):
+    """What ``sweep`` did: leases that had run out, how many of those were dead-lettered, finished items forgotten."""
+
+    expired: int = 0
+    dead_lettered: int = 0
+    forgotten: int = 0
+
+
+class ItemStatus(Value, frozen=True):
+    """Where one item stands. ``state``: pending, leased, completed, dead or drained."""
+
+    sequence_id: int
+    state: str
+    item: WorkItem
+    attempt: int
+    enqueued_at: datetime
+    available_at: datetime | None = None
+    owner_peer_id: str | None = None
+    token: LeaseToken | None = None
+    expires_at: datetime | None = None
+    finished_at: datetime | None = None
+    result: Any = None
+    errors: tuple[ErrorRecord, ...] = ()
+
+
+class EventType(StrEnum):
+    """What can happen to an item, as the log names it."""
+
+    ENQUEUED = "Enqueued"
+    LEASE_GRANTED = "LeaseGranted"
+    HEARTBEAT = "Heartbeat"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    EXPIRED = "Expired"
+    RELEASED = "Released"
+    DEAD_LETTERED = "DeadLettered"
+    DRAINED = "Drained"
+    RESTORED = "Restored"
+    PURGED = "Purged"
+    BACKPRESSURE_CHANGED = "BackpressureChanged"
+
+
+class LeaseEvent(Value, frozen=True):
+    """One entry of the log: one thing that happened to one item (or, for backpressure, to the queue).
+
+    ``sequence_number`` is dense per namespace and follows commit order. ``sequence_id`` is the item's.
+    ``item`` is whole where the item enters (Enqueued, Restored); later events carry its name only: resource type and
+    id, and partition key. ``pending`` and ``active`` are the queue's depth right after the event.
+    ``requeued`` says, of Failed, Expired and Restored, whether the item is pending again (else it is dead), and
+    ``available_at`` from when on. ``type`` is a plain string, so that a reader survives types it has never heard of.
+    """
+
+    namespace: str
+    sequence_number: int
+    type: str
+    timestamp: datetime
+    sequence_id: int | None = None
+    token: LeaseToken | None = None
+    item: WorkItem | None = None
+    error: str | None = None
+    peer_id: str | None = None
+    principal: str | None = None
+    result: Any = None
+    pending: int = 0
+    active: int = 0
+    expires_at: datetime | None = None
+    available_at: datetime | None = None
+    enqueued_at: datetime | None = None
+    requeued: bool | None = None
+    attempt: int | None = None
+    metadata: dict[str, str] = {}
+    schema_version: int = SCHEMA_VERSION
+
+
+@lru_cache(maxsize=4096)
+def to_datetime(micros: int) -> datetime:
+    """Epoch microseconds, as the tables keep time, to an aware UTC datetime."""
+    return datetime.fromtimestamp(micros // 1_000_000, UTC).replace(microsecond=micros % 1_000_000)
+
+
+def to_micros(moment: datetime) -> int:
+    """An aware datetime to epoch microseconds, exactly."""
+    delta = moment - _EPOCH
+    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

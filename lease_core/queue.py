@@ -1,0 +1,544 @@
+"""The lease queue: what users call. Each method is one transaction; the duties live in the modules it names."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from lease_core import acking, entering, granting, leaving, limits, reading, retention
+from lease_core.config import QueueConfig
+from lease_core.errors import (
+    BackpressureActive,
+    ConfigConflict,
+    InvalidInput,
+    QueueFull,
+    SchemaMissing,
+    describe,
+)
+from lease_core.hold import Hold
+from lease_core.machine import Complete, Fail, Heartbeat, Release, Retry, State
+from lease_core.model import (
+    AckResult,
+    ItemStatus,
+    Lease,
+    LeaseEvent,
+    LeaseToken,
+    PendingItem,
+    QueueStats,
+    Receipt,
+    SweepResult,
+    WorkItem,
+)
+from lease_core.store import migrate, open_store
+from lease_core.store.base import HEAD_COLUMNS as _HEAD_COLUMNS
+from lease_core.store.base import Clock, Head, Query, Store, Transaction
+from lease_core.unit import Unit
+
+T = TypeVar("T")
+Tokens = LeaseToken | Lease | Iterable[LeaseToken | Lease]
+
+DEFAULT_NAMESPACE = "resourcelease"
+_FORGET_EVERY = 5.0
+
+
+class LeaseQueue:
+    """A durable queue of work items that many processes share.
+
+    Open one with ``LeaseQueue.open``. It is a context manager, safe to share between threads, and may be used in a
+    forked child. Every method either happened as a whole, in the database and in the log, or raised and left no trace.
+    """
+
+    def __init__(self, store: Store, ns: int, namespace: str, queue_id: str, config: QueueConfig) -> None:
+        self._store = store
+        self._ns = ns
+        self.namespace = namespace
+        self.queue_id = queue_id
+        self.config = config
+        self._retry = Retry(
+            config.max_attempts,
+            round(config.retry_delay * 1_000_000),
+            round(config.retry_delay_cap * 1_000_000),
+        )
+        self._forget_at = time.monotonic() + _FORGET_EVERY
+        self._forgetting = threading.Lock()
+
+    # Opening
+
+    @classmethod
+    def open(
+        cls,
+        url: str | sa.URL,
+        namespace: str = DEFAULT_NAMESPACE,
+        config: QueueConfig | None = None,
+        *,
+        auto_migrate: bool | None = None,
+        clock: Clock | None = None,
+    ) -> LeaseQueue:
+        """Open the queue ``namespace`` in the database at ``url``, making the namespace if it is new.
+
+        ``sqlite:///path`` is a file, ``sqlite://`` memory, ``postgresql://…`` a server. A SQLite file gets its schema,
+        or a newer one, on opening; PostgreSQL only with ``auto_migrate=True`` or by ``LeaseQueue.migrate``.
+        ``clock`` replaces the clock that the queue goes by, with a function giving epoch seconds; it is for tests.
+        """
+        config = config or QueueConfig()
+        limits.name("namespace", namespace, config.max_id_bytes)
+        store = open_store(url, config, clock)
+        try:
+            auto = store.engine.dialect.name == "sqlite" if auto_migrate is None else auto_migrate
+            migrate.ensure(store, auto)
+            head = _enter_namespace(store, namespace, config)
+        except BaseException:
+            store.close()
+            raise
+        return cls(store, head.ns, namespace, head.queue_id, config)
+
+    @staticmethod
+    def migrate(url: str | sa.URL) -> None:
+        """Give the database at ``url`` the schema that this version needs. Safe to repeat, and to run at once."""
+        store = open_store(url, QueueConfig(), None)
+        try:
+            migrate.ensure(store, auto=True)
+        finally:
+            store.close()
+
+    def close(self) -> None:
+        """Let go of the database. Leases stay as they are until they end or expire."""
+        self._store.close()
+
+    def __enter__(self) -> LeaseQueue:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LeaseQueue({self._store.url.render_as_string(hide_password=True)!r}, namespace={self.namespace!r})"
+
+    # Coming in
+
+    def enqueue(
+        self,
+        items: WorkItem | Iterable[WorkItem],
+        *,
+        wait: float | None = None,
+        connection: Any = None,
+        peer_id: str | None = None,
+        principal: str | None = None,
+    ) -> list[Receipt]:
+        """Add items, all of them or none. Gives a receipt for each, in order.
+
+        An item whose ``request_id`` is known is not added again; its receipt says ``duplicate``. While the queue is
+        under backpressure this waits up to ``wait`` seconds, then raises ``BackpressureActive``; without ``wait`` it
+        raises at once. With ``connection`` (SQLAlchemy's, or the driver's) the items are part of that connection's
+        transaction, and come to be, or don't, with it; the queue's writers wait until it ends, so end it soon.
+        """
+        listed = limits.work_items(items, self.config)
+        patience = 0.0 if wait is None else limits.seconds("wait", wait) / 1_000_000
+        if not listed:
+            return []
+        if connection is not None:
+            if patience:
+                raise InvalidInput("wait", "cannot be used with connection: it would hold your transaction open")
+            return self._enqueue_joined(listed, connection, peer_id, principal)
+        deadline = time.monotonic() + patience
+        bell = self._store.bell(self._ns) if patience else None
+        while True:
+            mark = bell.listen() if bell else None
+            until = max(0.0, deadline - time.monotonic())
+            found = self._enqueue_once(listed, peer_id, principal, until)
+            if isinstance(found, list):
+                return found
+            if bell is None or time.monotonic() >= deadline:
+                raise _no_room(found)
+            bell.wait(mark, deadline - time.monotonic())
+
+    def _enqueue_once(
+        self, items: list[WorkItem], peer: str | None, principal: str | None, wait: float
+    ) -> list[Receipt] | entering.NoRoom:
+        def work(unit: Unit) -> list[Receipt] | entering.NoRoom:
+            try:
+                return entering.enqueue(unit, items, peer, principal)
+            except entering.NoRoom as refused:
+                until = unit.now + round(wait * 1_000_000)
+                if wait and self._store.registers_waiters and unit.head.enqueue_wait_until < until:
+                    unit.head.enqueue_wait_until = until
+                    unit.touch_head()
+                return refused
+
+        return self._run(work)
+
+    def _enqueue_joined(
+        self, items: list[WorkItem], connection: Any, peer: str | None, principal: str | None
+    ) -> list[Receipt]:
+        self._store.check_usable()
+        if isinstance(connection, sa.Connection):
+            connection = connection.connection.driver_connection
+        with self._store.joined(self._ns, connection) as transaction:
+            unit = Unit(self._store, transaction)
+            try:
+                receipts = entering.enqueue(unit, items, peer, principal)
+            except entering.NoRoom as refused:
+                raise _no_room(refused) from None
+            unit.flush()
+            transaction.commit()
+            return receipts
+
+    def restore(self, items: PendingItem | Iterable[PendingItem], *, principal: str | None = None) -> list[Receipt]:
+        """Put back what ``drain`` handed out, in this queue or another one. Restoring twice is restoring once.
+
+        Sequence id, attempt and last token are kept. Where another item has the id already a new one is given, and
+        the origin is recorded. Neither backpressure nor capacity stand in the way of a restore.
+        """
+        listed = limits.pending_items(items, self.config)
+        return self._run(lambda unit: entering.restore(unit, listed, principal)) if listed else []
+
+    # Leasing
+
+    def lease(
+        self,
+        peer_id: str,
+        limit: int = 1,
+        *,
+        wait: float | None = None,
+        duration: float | None = None,
+        principal: str | None = None,
+    ) -> list[Lease]:
+        """Lease up to ``limit`` items to ``peer_id``, highest priority and longest available first.
+
+        If there are none, waits up to ``wait`` seconds for the first to come, be due, or expire elsewhere; an empty
+        list says that none did. Leases last ``duration`` seconds, by default the configured ``lease_duration``.
+        """
+        limits.name("peer_id", peer_id, self.config.max_id_bytes)
+        limits.count("limit", limit, self.config.max_batch)
+        lasting = limits.seconds("duration", self.config.lease_duration if duration is None else duration)
+        if not lasting:
+            raise InvalidInput("duration", "must be above 0")
+        patience = 0.0 if wait is None else limits.seconds("wait", wait) / 1_000_000
+        deadline = time.monotonic() + patience
+        bell = self._store.bell(self._ns) if patience else None
+        while True:
+            mark = bell.listen() if bell else None
+            left = max(0.0, deadline - time.monotonic())
+            due = self._grant_once(peer_id, limit, lasting, principal, round(left * 1_000_000))
+            if due.leases or bell is None or left <= 0:
+                self._forget_sometimes()
+                return due.leases
+            pause = left if due.next_at is None else min(left, max(0.0, (due.next_at - due.now) / 1_000_000))
+            bell.wait(mark, pause)
+
+    def _grant_once(self, peer: str, limit: int, duration: int, principal: str | None, wait: int) -> granting.Due:
+        return self._run(lambda unit: granting.grant(unit, peer, limit, duration, self._retry, principal, wait))
+
+    def hold(self, leases: Lease | Sequence[Lease], on_lost: Callable[[tuple[Lease, ...]], None] | None = None) -> Hold:
+        """A context manager that keeps leases alive from a thread and knows when they can't be trusted any more."""
+        return Hold(self, leases, on_lost)
+
+    def heartbeat(self, tokens: Tokens, *, duration: float | None = None, principal: str | None = None) -> AckResult:
+        """Make leases last ``duration`` seconds from now (by default ``lease_duration``); never shorter than before."""
+        listed = limits.tokens(tokens, self.config)
+        lasting = limits.seconds("duration", self.config.lease_duration if duration is None else duration)
+        return self._acknowledge(
+            listed, lambda claim, _, now: Heartbeat(claim, now + lasting), named=False, principal=principal
+        )
+
+    def complete(
+        self, tokens: Tokens, result: Any = None, *, atomic: bool = False, principal: str | None = None
+    ) -> AckResult:
+        """Finish items for good. ``result`` is any JSON value for all of them, or a list with one for each token.
+
+        A refused token changes nothing; with ``atomic=True`` one refusal refuses all. Completing again with the same
+        token is accepted again and changes nothing.
+        """
+        listed = limits.tokens(tokens, self.config)
+        results = limits.results(result, len(listed), self.config)
+        return self._acknowledge(
+            listed, lambda claim, own, _: Complete(claim, own), results, atomic=atomic, principal=principal
+        )
+
+    def fail(
+        self,
+        tokens: Tokens,
+        error: BaseException | str,
+        requeue: bool = True,
+        delay: float | None = None,
+        *,
+        principal: str | None = None,
+    ) -> AckResult:
+        """Give items up for this attempt. They come back after ``delay`` seconds, by default an increasing pause.
+
+        With ``requeue=False``, or once ``max_attempts`` is used up, they are dead-lettered instead. The error is kept
+        with the item: an exception with its type and the end of its stack, or any text.
+        """
+        listed = limits.tokens(tokens, self.config)
+        if not isinstance(error, str | BaseException):
+            raise InvalidInput("error", f"must be an exception or a str, not {type(error).__name__}")
+        text = describe(error, self.config.max_error_bytes)
+        pause = None if delay is None else limits.seconds("delay", delay)
+        return self._acknowledge(
+            listed,
+            lambda claim, _, __: Fail(claim, self._retry, requeue, pause),
+            error=text or "failed without a message",
+            principal=principal,
+        )
+
+    def release(self, tokens: Tokens, *, principal: str | None = None) -> AckResult:
+        """Hand items back at once and without using up an attempt: the work was not begun, or was cancelled."""
+        listed = limits.tokens(tokens, self.config)
+        return self._acknowledge(listed, lambda claim, _, __: Release(claim), principal=principal)
+
+    def release_owner(self, peer_id: str, *, principal: str | None = None) -> int:
+        """Hand back everything that ``peer_id`` holds, as ``release`` does. Gives how many items that were."""
+        limits.name("peer_id", peer_id, self.config.max_id_bytes)
+        total, more = 0, True
+        while more:
+            released, more = self._run(lambda unit: acking.release_owner(unit, peer_id, 500, principal))
+            total += released
+        return total
+
+    def _acknowledge(
+        self,
+        tokens: list[LeaseToken],
+        make: acking.MakeAck,
+        results: Sequence[bytes | None] | None = None,
+        *,
+        named: bool = True,
+        atomic: bool = False,
+        error: str | None = None,
+        principal: str | None = None,
+    ) -> AckResult:
+        if not tokens:
+            return AckResult()
+
+        return self._run(
+            lambda unit: acking.acknowledge(
+                unit,
+                tokens,
+                results or [None] * len(tokens),
+                make,
+                named=named,
+                atomic=atomic,
+                error=error,
+                principal=principal,
+            )
+        )
+
+    # Going out, and dead letters
+
+    def drain(self, limit: int | None = None, *, principal: str | None = None) -> list[PendingItem]:
+        """Take pending items out and hand them over; the queue goes on working.
+
+        What was taken stays readable through ``drained`` for the retention time, so that a crash before the caller
+        has stored the list loses nothing.
+        """
+        if limit is not None:
+            limits.count("limit", limit, 2**63 - 1)
+        taken: list[PendingItem] = []
+        while limit is None or len(taken) < limit:
+            size = 1_000 if limit is None else min(1_000, limit - len(taken))
+            some = self._drain_some(size, principal)
+            taken.extend(some)
+            if len(some) < size:
+                break
+        return taken
+
+    def _drain_some(self, size: int, principal: str | None) -> list[PendingItem]:
+        return self._run(lambda unit: leaving.drain(unit, size, principal))
+
+    def drained(self, after: int = 0, limit: int = 1_000) -> list[PendingItem]:
+        """Items that were drained and not restored here, by id, for as long as they are retained."""
+        return self._set_aside(State.DRAINED, after, limit)
+
+    def dead_letters(self, after: int = 0, limit: int = 1_000) -> list[PendingItem]:
+        """Dead items by id, from above ``after``, each with its error history."""
+        return self._set_aside(State.DEAD, after, limit)
+
+    def _set_aside(self, state: State, after: int, limit: int) -> list[PendingItem]:
+        limits.count("limit", limit, self.config.max_batch)
+        _not_negative("after", after)
+        return reading.set_aside(self._store, self._ns, state, after, limit, self.namespace, self.queue_id)
+
+    def requeue_dead(
+        self, ids: int | PendingItem | Iterable[int | PendingItem], *, principal: str | None = None
+    ) -> list[int]:
+        """Give dead items all of their attempts again. Gives the ids that were dead and are pending now."""
+        listed = limits.ids("ids", ids, self.config)
+        return self._run(lambda unit: leaving.requeue_dead(unit, listed, principal)) if listed else []
+
+    def purge_dead(
+        self, ids: int | PendingItem | Iterable[int | PendingItem], *, principal: str | None = None
+    ) -> list[int]:
+        """Forget dead items for good. Gives the ids that were dead and are gone now."""
+        listed = limits.ids("ids", ids, self.config)
+        return self._run(lambda unit: leaving.purge_dead(unit, listed, principal)) if listed else []
+
+    # Looking
+
+    def stats(self) -> QueueStats:
+        """The queue in numbers; cheap however long it is."""
+        return reading.stats(self._store, self._ns)
+
+    def events(self, after: int = 0, limit: int = 1_000) -> list[LeaseEvent]:
+        """The log from above number ``after``, in order, without gaps. Empty at the end of the log only.
+
+        Raises ``EventsPruned`` if the log no longer reaches back to there.
+        """
+        _not_negative("after", after)
+        limits.count("limit", limit, 100_000)
+        return reading.events(self._store, self._ns, self.namespace, after, limit)
+
+    def leases(self, limit: int = 1_000) -> list[Lease]:
+        """Leases now held by anybody, those that end soonest first."""
+        limits.count("limit", limit, self.config.max_batch)
+        return reading.leases(self._store, self._ns, limit)
+
+    def inspect(self, ids: int | Iterable[int]) -> list[ItemStatus]:
+        """Where items stand: state, owner, attempts, errors, and the result of completed ones."""
+        listed = limits.ids("ids", ids, self.config)
+        return reading.inspect(self._store, self._ns, listed) if listed else []
+
+    # Tending
+
+    def sweep(self) -> SweepResult:
+        """End leases that have run out and forget finished items past their retention.
+
+        Nothing depends on it: leasing takes over expired work by itself. It only makes both visible sooner.
+        """
+        expired = dead = 0
+        more = True
+        while more:
+            ended, died, more = self._run(self._expire_some)
+            expired, dead = expired + ended, dead + died
+        return SweepResult(expired, dead, self._forget_finished(steps=None))
+
+    def _expire_some(self, unit: Unit) -> tuple[int, int, bool]:
+        unit.fetch()
+        [rows] = unit.fetch(granting.expired_by(self._ns, unit.now))
+        ended = granting.take_over(unit, rows, self._retry, None)
+        died = sum(len(span) for span in ended if span.state is State.DEAD)
+        return sum(map(len, ended)), died, len(rows) == granting.EXPIRED_AT_ONCE
+
+    def _forget_sometimes(self) -> None:
+        """Let leasing pay a little of the upkeep, so that a queue nobody sweeps does not grow for ever."""
+        if time.monotonic() < self._forget_at or not self._forgetting.acquire(blocking=False):
+            return
+        try:
+            self._forget_at = time.monotonic() + _FORGET_EVERY
+            self._forget_finished(steps=10)
+        finally:
+            self._forgetting.release()
+
+    def _forget_finished(self, steps: int | None) -> int:
+        total, more = 0, True
+        kept = round(self.config.retention * 1_000_000)
+        while more and (steps is None or steps > 0):
+            forgotten, more = self._run(lambda unit: retention.forget_finished(unit, kept))
+            total += forgotten
+            steps = None if steps is None else steps - 1
+        return total
+
+    def prune_events(self, *, before: int | None = None, older_than: float | None = None) -> int:
+        """Delete events numbered below ``before`` and older than ``older_than`` seconds, in small transactions.
+
+        Never past what a registered reader has yet to read. Events that were written together go together, so a few
+        below the bound may stay. Gives the number of the last event that is gone.
+        """
+        if before is None and older_than is None:
+            raise InvalidInput("before", "give before= (a sequence number), older_than= (seconds), or both")
+        if before is not None:
+            _not_negative("before", before)
+        age = None if older_than is None else limits.seconds("older_than", older_than)
+        upto, more = 0, True
+        while more:
+            upto, more = self._run(lambda unit: retention.prune_log(unit, before, age))
+        return upto
+
+    def register_reader(self, name: str, after: int = 0) -> int:
+        """Keep the log from above ``after`` for the reader ``name``, until it moves on. Gives where it stands.
+
+        A reader that is registered already keeps its place.
+        """
+        limits.name("name", name, self.config.max_id_bytes)
+        _not_negative("after", after)
+        return self._run(lambda unit: retention.register_reader(unit, name, after))
+
+    def advance_reader(self, name: str, to: int) -> None:
+        """Say that ``name`` has read up to number ``to``, so that the log below may be pruned. Never moves back."""
+        limits.name("name", name, self.config.max_id_bytes)
+        _not_negative("to", to)
+        self._run(lambda unit: retention.advance_reader(unit, name, to))
+
+    def drop_reader(self, name: str) -> None:
+        """Forget the reader ``name``: the log no longer waits for it."""
+        limits.name("name", name, self.config.max_id_bytes)
+        self._run(lambda unit: retention.drop_reader(unit, name))
+
+    def _run(self, work: Callable[[Unit], T]) -> T:
+        def whole(transaction: Transaction) -> T:
+            unit = Unit(self._store, transaction)
+            result = work(unit)
+            unit.flush()
+            return result
+
+        return self._store.run(self._ns, whole)
+
+
+def _no_room(refused: entering.NoRoom) -> BackpressureActive:
+    if refused.full:
+        return QueueFull(
+            f"{refused.pending} items are pending and the capacity is {refused.limit}. Nothing was enqueued; "
+            "try again later, or pass wait="
+        )
+    return BackpressureActive(
+        f"{refused.pending} items are pending; the queue takes more once there are {refused.limit} or fewer. "
+        "Nothing was enqueued; try again later, or pass wait="
+    )
+
+
+def _not_negative(where: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise InvalidInput(where, f"must be a whole number, 0 or more (got {value!r})")
+
+
+def _enter_namespace(store: Store, namespace: str, config: QueueConfig) -> Head:
+    """Find the namespace's row, or make it, and give it the rules that were asked for."""
+    find = Query(f"SELECT {_HEAD_COLUMNS} FROM omnirelay_head WHERE namespace = ?", (namespace,))
+    [rows] = store.read(find)
+    if not rows:
+        store.create_namespace(namespace, uuid.uuid4().hex)
+        [rows] = store.read(find)
+    if not rows:
+        raise SchemaMissing(f"the namespace {namespace!r} could not be made")
+    head = Head(*rows[0])
+    asked = config.model_fields_set
+    wanted: dict[str, Any] = {}
+    if "high_watermark" in asked:
+        wanted |= {"high_mark": config.high_watermark, "low_mark": config.low_mark}
+    if "capacity" in asked:
+        wanted["capacity"] = config.capacity
+    if "exclusive" in asked:
+        wanted["exclusive"] = config.exclusive
+    if any(getattr(head, field) != value for field, value in wanted.items()):
+        store.run(head.ns, lambda transaction: _set_rules(store, transaction, wanted))
+    return head
+
+
+def _set_rules(store: Store, transaction: Transaction, wanted: dict[str, Any]) -> None:
+    unit = Unit(store, transaction)
+    unit.fetch()
+    head = unit.head
+    if wanted.get("exclusive", head.exclusive) != head.exclusive and (head.pending or head.active):
+        raise ConfigConflict(
+            f"exclusive: the queue is {head.exclusive or 'not exclusive'} and holds "
+            f"{head.pending + head.active} items; drain it before changing that"
+        )
+    for field, value in wanted.items():
+        setattr(head, field, value)
+    assignments = ", ".join(f"{field} = ?" for field in wanted)
+    transaction.write(f"UPDATE omnirelay_head SET {assignments} WHERE ns = ?", (*wanted.values(), head.ns), 1)
+    unit.flush()
