@@ -21,13 +21,13 @@ class QueueConfig(BaseModel):
     lease_duration: float = Field(30.0, gt=0, le=30 * 86_400)
     heartbeat_interval: float | None = Field(None, gt=0)
     max_attempts: int = Field(5, ge=1, le=1_000_000)
-    retry_delay: float = Field(1.0, ge=0)
-    retry_delay_cap: float = Field(300.0, ge=0)
-    high_watermark: int | None = Field(None, ge=1)
-    low_watermark: int | None = Field(None, ge=0)
+    retry_delay: float = Field(1.0, ge=0, le=366 * 86_400)
+    retry_delay_cap: float = Field(300.0, ge=0, le=366 * 86_400)
+    high_watermark: int | None = Field(None, ge=1, le=2**52)
+    low_watermark: int | None = Field(None, ge=0, le=2**52)
     exclusive: Literal["resource", "partition"] | None = None
-    capacity: int | None = Field(None, ge=1)
-    retention: float = Field(86_400.0, ge=0)
+    capacity: int | None = Field(None, ge=1, le=2**52)
+    retention: float = Field(86_400.0, ge=0, le=100 * 366 * 86_400)
     max_body_bytes: int = Field(1_048_576, ge=0)
     max_attributes: int = Field(64, ge=0)
     max_attribute_bytes: int = Field(65_536, ge=0)
@@ -36,7 +36,7 @@ class QueueConfig(BaseModel):
     max_result_bytes: int = Field(1_048_576, ge=2)
     max_error_bytes: int = Field(16_384, ge=64)
     durability: Literal["full", "relaxed"] = "full"
-    store_timeout: float = Field(15.0, gt=0)
+    store_timeout: float = Field(15.0, gt=0, le=3_600)
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -8,8 +8,8 @@ from itertools import chain
 from lease_core import payload
 from lease_core.errors import InvalidInput
 from lease_core.log import Entry
-from lease_core.machine import Moved, Restore, Span, State, decide, replace
-from lease_core.model import EventType, PendingItem, Receipt, WorkItem, to_micros
+from lease_core.machine import Ended, Moved, Restore, Span, State, decide, replace
+from lease_core.model import ErrorRecord, EventType, PendingItem, Receipt, WorkItem, to_datetime, to_micros
 from lease_core.store import selects
 from lease_core.store.base import Query, Row
 from lease_core.unit import Unit
@@ -109,20 +109,23 @@ def restore(unit: Unit, items: Sequence[PendingItem], principal: str | None) -> 
     ranges = selects.merged(sorted((p.sequence_id, p.sequence_id) for p in items))
     spans = selects.overlapping(unit.store, unit.transaction.ns, ranges)
     stored = selects.items(unit.store, unit.transaction.ns, ranges)
+    ids = unit.store.pack([p.sequence_id for p in items])
     origins = [
-        Query(
-            f"SELECT queue_id, origin_id, id FROM omnirelay_origin WHERE ns = ? AND origin_id {unit.store.member}",
-            (unit.transaction.ns, unit.store.pack([p.sequence_id for p in items])),
-        )
+        Query(f"SELECT queue_id, origin_id, id FROM omnirelay_origin WHERE ns = ? AND {key} {unit.store.member}", given)
+        for key, given in (("origin_id", (unit.transaction.ns, ids)), ("id", (unit.transaction.ns, ids)))
     ]
     lookups = by_request_id(unit, requests)
     rows = unit.fetch(*lookups, *origins, *spans, *stored)
     at = len(lookups)
     known: dict[str, int] = dict(chain.from_iterable(rows[:at]))
-    here = {(queue, origin): own for queue, origin, own in rows[at]}
-    unit.load(chain.from_iterable(rows[at + 1 : at + 1 + len(spans)]))
-    by_id = {row[0]: row for row in chain.from_iterable(rows[at + 1 + len(spans) :])}
-    return [_restore_one(unit, pending, known, here, by_id, principal) for pending in items]
+    here = {(queue, origin): own for queue, origin, own in chain(*rows[at : at + 2])}
+    unit.load(chain.from_iterable(rows[at + 2 : at + 2 + len(spans)]))
+    by_id = {row[0]: row for row in chain.from_iterable(rows[at + 2 + len(spans) :])}
+    if known:
+        at_once = selects.merged(sorted((own, own) for own in known.values()))
+        unit.load(chain.from_iterable(unit.fetch(*selects.overlapping(unit.store, unit.ns, at_once))))
+    foreign = set(here.values())
+    return [_restore_one(unit, pending, known, here, foreign, by_id, principal) for pending in items]
 
 
 def _restore_one(
@@ -130,17 +133,18 @@ def _restore_one(
     pending: PendingItem,
     known: dict[str, int],
     here: dict[tuple[str, int], int],
+    foreign: set[int],
     by_id: dict[int, Row],
     principal: str | None,
 ) -> Receipt:
-    sequence_id, queue_id = pending.sequence_id, pending.queue_id or ""
+    sequence_id, queue_id = pending.sequence_id, _origin(pending)
     arrived = here.get((queue_id, sequence_id))
     if arrived is not None:
         return Receipt(arrived, True)
-    if sequence_id in by_id and _same_item(unit, pending, by_id[sequence_id]):
-        return _restore_own(unit, pending, principal)
+    if sequence_id in by_id and sequence_id not in foreign and _same_item(unit, pending, by_id[sequence_id]):
+        return _restore_own(unit, sequence_id, pending, principal)
     if pending.item.request_id is not None and pending.item.request_id in known:
-        return Receipt(known[pending.item.request_id], True)
+        return _restore_own(unit, known[pending.item.request_id], pending, principal)
     own_id = sequence_id
     if sequence_id in by_id:
         own_id = unit.head.next_id
@@ -151,6 +155,7 @@ def _restore_one(
         known[pending.item.request_id] = own_id
     if queue_id != unit.head.queue_id:
         here[queue_id, sequence_id] = own_id
+        foreign.add(own_id)
         unit.transaction.write(_INSERT_ORIGIN, (unit.ns, queue_id, sequence_id, pending.namespace, own_id))
     unit.transaction.insert_items([row])
     _restore_new(unit, pending, own_id, principal)
@@ -167,24 +172,32 @@ def _same_item(unit: Unit, pending: PendingItem, row: Row) -> bool:
     return same
 
 
-def _restore_own(unit: Unit, pending: PendingItem, principal: str | None) -> Receipt:
+def _origin(pending: PendingItem) -> str:
+    """The queue an item comes from, as far as it is known."""
+    return pending.queue_id or (f"namespace:{pending.namespace}" if pending.namespace else "")
+
+
+def _restore_own(unit: Unit, own_id: int, pending: PendingItem, principal: str | None) -> Receipt:
     """The item is still known here: if it is drained it comes back, otherwise it did already."""
-    [(_, _, span)] = unit.parts(pending.sequence_id, pending.sequence_id)
+    [(_, _, span)] = unit.parts(own_id, own_id)
     if span is None or span.state is not State.DRAINED:
-        return Receipt(pending.sequence_id, True)
-    part = unit.carve(span, pending.sequence_id, pending.sequence_id)
+        return Receipt(own_id, True)
+    part = unit.carve(span, own_id, own_id)
     outcome = decide(part, Restore(_available(pending.item, unit.now)), unit.now)
     assert isinstance(outcome, Moved)
     to = outcome.to
     assert to is not None
     outcome = Moved(with_key(unit, to, pending.item), outcome.events)
     unit.apply(part, outcome, principal=principal, items=[pending.item], error=pending.last_error)
-    return Receipt(pending.sequence_id)
+    return Receipt(own_id)
 
 
 def _restore_new(unit: Unit, pending: PendingItem, own_id: int, principal: str | None) -> None:
     token = pending.last_token
     dead = pending.dead_lettered
+    history = pending.errors
+    if pending.last_error is not None and not history:
+        history = (ErrorRecord(pending.attempt, to_datetime(unit.now), pending.last_error),)
     span = Span(
         own_id,
         own_id,
@@ -194,7 +207,8 @@ def _restore_new(unit: Unit, pending: PendingItem, own_id: int, principal: str |
         attempt=pending.attempt,
         lease_id=token.lease_id if token else None,
         fence=token.fence if token else 0,
-        has_errors=pending.last_error is not None,
+        ended=Ended.RELEASED if token and token.attempt == pending.attempt + 1 else None,
+        has_errors=bool(history),
     )
     span = span if dead else with_key(unit, span, pending.item)
     entry = Entry(
@@ -204,19 +218,20 @@ def _restore_new(unit: Unit, pending: PendingItem, own_id: int, principal: str |
         active=unit.head.active,
         pending_step=int(not dead),
         principal=principal,
-        attempt=pending.attempt,
+        attempt=span.leased_attempt,
+        used=span.attempt,
         lease=span.lease_id,
         fence=span.fence or None,
         requeued=not dead,
         available_at=span.available_at,
         enqueued_at=to_micros(pending.enqueued_at),
         error=pending.last_error,
+        errors=history,
         metadata={"originNamespace": pending.namespace or "", "originId": str(pending.sequence_id)},
         items=[pending.item],
     )
-    number = unit.record(entry)
-    if pending.last_error is not None:
-        unit.keep_error(span, number, pending.last_error, None)
+    unit.record(entry)
+    unit.keep_error(span, *history)
     unit.add(span)
 
 

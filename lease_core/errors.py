@@ -27,10 +27,7 @@ change. Whatever is raised, the operation either happened as a whole or left no 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
-
-if TYPE_CHECKING:
-    from lease_core.model import Refusal
+from typing import Any, ClassVar
 
 
 class LeaseError(Exception):
@@ -74,17 +71,17 @@ class QueueFull(BackpressureActive):
 
 
 class LeaseRefused(LeaseError):
-    """At least one token was refused. ``refused`` lists each with its code and reason."""
+    """At least one token was refused. ``refused`` has a ``Refusal`` for each, with its code and reason."""
 
     code = "resourcelease.lease_refused"
 
-    def __init__(self, refused: Sequence[Refusal]) -> None:
+    def __init__(self, refused: Sequence[Any]) -> None:
         first = refused[0]
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         super().__init__(f"item {first.token.sequence_id}: {first.reason}{more}")
         self.refused = tuple(refused)
 
-    def __reduce__(self) -> tuple[type, tuple[tuple[Refusal, ...]]]:
+    def __reduce__(self) -> tuple[type, tuple[tuple[Any, ...]]]:
         return type(self), (self.refused,)
 
 

@@ -8,34 +8,27 @@ from itertools import chain
 import msgspec
 
 from lease_core import payload
-from lease_core.machine import Expire, Grant, Moved, Retry, Span, State, decide
+from lease_core.machine import Expire, Grant, Moved, Retry, Span, State, decide, replace
 from lease_core.model import Lease, LeaseToken, to_datetime
 from lease_core.store import selects
 from lease_core.store.base import Query, Row
 from lease_core.unit import Unit
 
 EXPIRED_AT_ONCE = 200
-"""How many expired spans one transaction takes over at the most, so that no single call pays for all."""
+PROMOTED_AT_ONCE = 10_000
+"""How many spans one transaction takes over, or makes ready, at the most, so that no single call pays for all."""
 
-_NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _PROMOTE = (
     "UPDATE omnirelay_span SET ready = 1 WHERE ns = ? AND first IN (SELECT first FROM omnirelay_span "
-    "WHERE ns = ? AND state = 1 AND ready = 2 AND available_at <= {now} ORDER BY available_at LIMIT 500)"
+    "WHERE ns = ? AND state = 1 AND ready <> 1 AND ready = 2 AND available_at <= ? ORDER BY available_at LIMIT ?) "
+    "RETURNING 1"
 )
 _EXPIRED = (
-    f"SELECT {selects.SPAN_COLUMNS} FROM omnirelay_span WHERE ns = ? AND state = 2 AND expires_at <= {{now}} "
-    f"ORDER BY expires_at LIMIT {EXPIRED_AT_ONCE}"
+    f"SELECT {selects.SPAN_COLUMNS} FROM omnirelay_span WHERE ns = ? AND state = 2 AND expires_at <= ? "
+    "ORDER BY expires_at LIMIT ?"
 )
-_READY = (
-    f"SELECT {selects.SPAN_COLUMNS} FROM omnirelay_span WHERE ns = ? AND state = 1 AND ready = 1 "
-    "ORDER BY priority DESC, available_at, first LIMIT ?"
-)
-_READY_ITEMS = (
-    f"SELECT i.* FROM (SELECT ns, first, last FROM omnirelay_span WHERE ns = ? AND state = 1 AND ready = 1 "
-    "ORDER BY priority DESC, available_at, first LIMIT ?) s CROSS JOIN LATERAL "
-    f"(SELECT {selects.ITEM_COLUMNS} FROM omnirelay_item WHERE ns = s.ns AND id BETWEEN s.first "
-    "AND least(s.last, s.first + ? - 1) ORDER BY id LIMIT ?) i LIMIT ?"
-)
+_NEXT_DUE = "SELECT min(available_at) FROM omnirelay_span WHERE ns = ? AND state = 1 AND ready <> 1 AND ready = 2"
+_NEXT_EXPIRY = "SELECT min(expires_at) FROM omnirelay_span WHERE ns = ? AND state = 2 AND expires_at > ?"
 
 
 class Due(msgspec.Struct):
@@ -44,19 +37,24 @@ class Due(msgspec.Struct):
     leases: list[Lease]
     next_at: int | None = None
     now: int = 0
+    look_again: bool = False
 
 
 def grant(unit: Unit, peer: str, limit: int, duration: int, retry: Retry, principal: str | None, wait: int) -> Due:
     """Lease up to ``limit`` items to ``peer``. ``wait``: how long the caller means to wait if there are none."""
     ns = unit.transaction.ns
-    rows = _look(unit, ns, limit)
-    expired = take_over(unit, rows["expired"], retry, principal)
-    candidates = unit.load(rows["ready"]) + [span for span in expired if span.state is State.PENDING]
+    spans, items = selects.ready(unit.fetch, unit.store, ns, limit)
+    expired: list[Span] = []
+    if _is_past(unit.head.next_due, unit.now) or _is_past(unit.head.next_expiry, unit.now):
+        expired = _catch_up(unit, retry, principal)
+        spans, items = selects.ready(unit.fetch, unit.store, ns, limit)
+    candidates = [span for span in unit.load(spans) + expired if span.state is State.PENDING]
     candidates.sort(key=lambda span: (-span.priority, span.available_at, span.first))
     taken = _first_of(unit, candidates, limit)
     if not taken:
-        return _nothing_to_lease(unit, wait)
-    stored = {row[0]: row for row in rows["items"]}
+        # a lease that was taken over may have made way for another item of its key, or for more that had run out
+        return Due([], look_again=True) if expired else _nothing_to_lease(unit, wait)
+    stored = {row[0]: row for row in items}
     missing = [(s.first, s.last) for s in taken if s.first not in stored or s.last not in stored]
     if missing:
         for found in unit.fetch(*selects.items(unit.store, ns, missing)):
@@ -66,7 +64,9 @@ def grant(unit: Unit, peer: str, limit: int, duration: int, retry: Retry, princi
     expires_at = unit.now + duration
     leases: list[Lease] = []
     for span in taken:
-        outcome = decide(span, Grant(lease_id, peer, unit.head.number + 1, expires_at), unit.now)
+        command = Grant(lease_id, peer, unit.head.number + 1, expires_at)
+        # what was ready once stays so, even if the clock has stepped back since
+        outcome = decide(replace(span, available_at=min(span.available_at, unit.now)), command, unit.now)
         assert isinstance(outcome, Moved), outcome
         granted = unit.apply(span, outcome, lambda i: payload.to_name(stored[i]), principal=principal)
         assert granted is not None
@@ -74,44 +74,30 @@ def grant(unit: Unit, peer: str, limit: int, duration: int, retry: Retry, princi
     return Due(leases)
 
 
-def _look(unit: Unit, ns: int, limit: int) -> dict[str, list[Row]]:
-    """Everything a grant needs to see, in one round trip where the database can."""
-    store = unit.store
-    if not store.lateral:
-        unit.fetch()
-        unit.fetch(Query(_PROMOTE.format(now="?"), (ns, ns, unit.now)))
-        [expired, ready] = unit.fetch(expired_by(ns, unit.now), Query(_READY, (ns, limit)))
-        spans = [(row[0], min(row[1], row[0] + limit - 1)) for row in ready]
-        items = chain.from_iterable(unit.fetch(*selects.items(store, ns, _enough(spans, limit))))
-        return {"expired": expired, "ready": ready, "items": list(items)}
-    fixed = () if store.clock is None else (store.read_now(),)
-    now = "?::bigint" if fixed else _NOW
-    [_, expired, ready, found] = unit.fetch(
-        Query(_PROMOTE.format(now=now) + " RETURNING 1", (ns, ns, *fixed)),
-        Query(_EXPIRED.format(now=now), (ns, *fixed)),
-        Query(_READY, (ns, limit)),
-        Query(_READY_ITEMS, (ns, limit, limit, limit, limit)),
+def _is_past(bound: int | None, now: int) -> bool:
+    return bound is not None and bound <= now
+
+
+def _catch_up(unit: Unit, retry: Retry, principal: str | None) -> list[Span]:
+    """Let delayed items become ready and end leases that have run out, up to a number; then see what comes next."""
+    ns, now = unit.ns, unit.now
+    [promoted, [due], rows, [expiry]] = unit.fetch(
+        Query(_PROMOTE, (ns, ns, now, PROMOTED_AT_ONCE)),
+        Query(_NEXT_DUE, (ns,)),
+        expired_by(ns, now),
+        Query(_NEXT_EXPIRY, (ns, now)),
     )
-    return {"expired": expired, "ready": ready, "items": found}
-
-
-def _enough(ranges: list[selects.Range], limit: int) -> list[selects.Range]:
-    """As many of the ranges as hold ``limit`` items, joined where they touch."""
-    chosen: list[selects.Range] = []
-    for lo, hi in ranges:
-        if limit <= 0:
-            break
-        limit -= hi - lo + 1
-        if chosen and chosen[-1][1] == lo - 1:
-            chosen[-1] = (chosen[-1][0], hi)
-        else:
-            chosen.append((lo, hi))
-    return chosen
+    if len(promoted) < PROMOTED_AT_ONCE:
+        unit.head.next_due = due[0]
+    if len(rows) < EXPIRED_AT_ONCE:
+        unit.head.next_expiry = expiry[0]
+    unit.touch_head()
+    return take_over(unit, rows, retry, principal)
 
 
 def expired_by(ns: int, now: int) -> Query:
     """Leased spans that have run out, the longest overdue first."""
-    return Query(_EXPIRED.format(now="?"), (ns, now))
+    return Query(_EXPIRED, (ns, now, EXPIRED_AT_ONCE))
 
 
 def take_over(unit: Unit, rows: list[Row], retry: Retry, principal: str | None) -> list[Span]:
@@ -151,7 +137,7 @@ def _last_errors(unit: Unit, spans: list[Span]) -> dict[int, str]:
         return {}
     latest: dict[int, str] = {}
     for (lo, hi), rows in zip(ranges, unit.fetch(*selects.errors(unit.ns, ranges)), strict=True):
-        for first, last, _, _, _, error in rows:
+        for first, last, *_, error in rows:
             latest.update((i, error) for i in range(max(first, lo), min(last, hi) + 1))
     for first, last, message in unit.unsaved_errors():
         latest.update((i, message) for i in range(first, last + 1))
@@ -185,13 +171,7 @@ def _nothing_to_lease(unit: Unit, wait: int) -> Due:
     """Find out when a delay or a lease will end, and leave a note for whoever brings work before that."""
     if not wait:
         return Due([])
-    [[delayed], [expiring]] = unit.fetch(
-        Query(
-            "SELECT min(available_at) FROM omnirelay_span WHERE ns = ? AND state = 1 AND ready = 2",
-            (unit.ns,),
-        ),
-        Query("SELECT min(expires_at) FROM omnirelay_span WHERE ns = ? AND state = 2", (unit.ns,)),
-    )
+    [[delayed], [expiring]] = unit.fetch(Query(_NEXT_DUE, (unit.ns,)), Query(_NEXT_EXPIRY, (unit.ns, unit.now)))
     if unit.store.registers_waiters and unit.head.lease_wait_until < unit.now + wait:
         unit.head.lease_wait_until = unit.now + wait
         unit.touch_head()

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from lease_core.config import QueueConfig
 from lease_core.errors import LeaseError, LeaseLost
-from lease_core.model import Lease, LeaseToken
-
-if TYPE_CHECKING:
-    from lease_core.queue import LeaseQueue
+from lease_core.model import AckResult, Lease, LeaseToken
 
 _TRUST = 0.9
 """The part of a lease's duration for which it is trusted after the last confirmed heartbeat was *sent*."""
+
+
+class Heartbeats(Protocol):
+    """What a hold needs of a queue."""
+
+    config: QueueConfig
+
+    def heartbeat(self, tokens: Sequence[LeaseToken], *, duration: float | None = None) -> AckResult: ...
+
+
+class AskedAt:
+    """When this process asked for its latest leases, by its monotonic clock: a lease is never older than that."""
+
+    def __init__(self, keep: int = 4_096) -> None:
+        self._keep = keep
+        self._moments: dict[str, float] = {}
+
+    def remember(self, lease_id: str, moment: float) -> None:
+        self._moments[lease_id] = moment
+        while len(self._moments) > self._keep:
+            self._moments.pop(next(iter(self._moments)), None)
+
+    def of(self, lease_id: str) -> float:
+        """The moment, or minus infinity for a lease that this queue object did not ask for."""
+        return self._moments.get(lease_id, -math.inf)
 
 
 class Hold:
@@ -31,9 +55,10 @@ class Hold:
 
     def __init__(
         self,
-        queue: LeaseQueue,
+        queue: Heartbeats,
         leases: Lease | Sequence[Lease],
-        on_lost: Callable[[tuple[Lease, ...]], None] | None = None,
+        on_lost: Callable[[tuple[Lease, ...]], None] | None,
+        asked_at: AskedAt,
     ) -> None:
         self._queue = queue
         given = [leases] if isinstance(leases, Lease) else list(leases)
@@ -43,15 +68,15 @@ class Hold:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._duration = min(((each.expires_at - each.granted_at).total_seconds() for each in given), default=0.0)
-        self._trusted_until = 0.0
+        asked = min((asked_at.of(each.token.lease_id) for each in given), default=0.0)
+        self._trusted_until = asked + self._duration * _TRUST
         self._thread: threading.Thread | None = None
         self.last_error: LeaseError | None = None
 
     def __enter__(self) -> Hold:
         if self._held:
-            # How much of the leases is left is not known here, so the first heartbeat goes out before the block runs.
-            self._trusted_until = time.monotonic() + self._duration * _TRUST
-            self._beat()
+            if time.monotonic() > self._trusted_until - self._duration / 2:
+                self._beat()  # not much is left, or it is not known how much: find out before the block runs
             self._thread = threading.Thread(target=self._run, name="lease-hold", daemon=True)
             self._thread.start()
         return self

@@ -26,6 +26,11 @@ _FORGET = tuple(
     f"DELETE FROM {table} WHERE ns = ? AND {column} BETWEEN ? AND ?"
     for table, column in (("omnirelay_item", "id"), ("omnirelay_origin", "id"))
 )
+_FORGET_ERRORS = (
+    "DELETE FROM omnirelay_error WHERE ns = ? AND last >= ? AND last <= ? AND first <= ? AND NOT EXISTS (SELECT 1 "
+    "FROM omnirelay_item i WHERE i.ns = omnirelay_error.ns "
+    "AND i.id BETWEEN omnirelay_error.first AND omnirelay_error.last)"
+)
 
 
 def drain(unit: Unit, limit: int, principal: str | None) -> list[PendingItem]:
@@ -80,6 +85,8 @@ def assemble(
     for span in spans:
         for offset in range(len(span)):
             sequence_id = span.first + offset
+            if sequence_id not in stored:
+                continue  # purged or forgotten since its span was read
             history = tuple(errors.get(sequence_id, ()))
             items.append(
                 PendingItem(
@@ -132,13 +139,12 @@ def purge_dead(unit: Unit, ids: Sequence[int], principal: str | None) -> list[in
 
 
 def forget(unit: Unit, span: Span) -> None:
-    """Delete what is stored about items whose span is gone. Their errors are cut out of rows that cover others too."""
+    """Delete what is stored about items whose span is gone. An error that others share goes with the last of them."""
     for sql in _FORGET:
         unit.transaction.write(sql, (unit.ns, span.first, span.last))
-    unit.transaction.write(
-        "DELETE FROM omnirelay_error WHERE ns = ? AND last BETWEEN ? AND ? AND first >= ?",
-        (unit.ns, span.first, span.last, span.first),
-    )
+    if span.has_errors:
+        reach = span.last + selects.LONGEST_ERROR_SPAN - 1
+        unit.transaction.write(_FORGET_ERRORS, (unit.ns, span.first, reach, span.last), last=True)
 
 
 def _dead(unit: Unit, ids: Sequence[int]) -> tuple[list[Span], dict[int, Row]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -19,11 +19,13 @@ HIGHEST_ID = 2**52
 _MAX_BATCH_BYTES = 64 * 1024 * 1024
 _MAX_SECONDS = 366 * 86_400
 _PRIORITY = 2**31
+_MAX_ATTEMPT = 2**30
+_YEARS = range(1970, 9999)
 
 
 def work_items(items: WorkItem | Iterable[WorkItem], config: QueueConfig) -> list[WorkItem]:
     """The items of one enqueue as a list, each within the limits."""
-    listed = [items] if isinstance(items, WorkItem) else list(items)
+    listed = _listed("items", items, WorkItem)
     at_most("items", len(listed), config.max_batch)
     total = 0
     for index, item in enumerate(listed):
@@ -38,7 +40,7 @@ def work_items(items: WorkItem | Iterable[WorkItem], config: QueueConfig) -> lis
 
 def pending_items(items: PendingItem | Iterable[PendingItem], config: QueueConfig) -> list[PendingItem]:
     """The items of one restore as a list, each within the limits and with an id that leaves room for others."""
-    listed = [items] if isinstance(items, PendingItem) else list(items)
+    listed = _listed("items", items, PendingItem)
     at_most("items", len(listed), config.max_batch)
     for index, pending in enumerate(listed):
         try:
@@ -54,9 +56,23 @@ def _pending_item(pending: PendingItem, config: QueueConfig) -> None:
     _work_item(pending.item, config)
     if not _is_int(pending.sequence_id) or not 1 <= pending.sequence_id <= HIGHEST_ID:
         raise InvalidInput("sequence_id", f"must be from 1 to {HIGHEST_ID}, or it would use up the queue's ids")
-    if not _is_int(pending.attempt) or not 0 <= pending.attempt < 2**31:
-        raise InvalidInput("attempt", "must be a whole number, 0 or more")
+    if not _is_int(pending.attempt) or not 0 <= pending.attempt <= _MAX_ATTEMPT:
+        raise InvalidInput("attempt", f"must be a whole number from 0 to {_MAX_ATTEMPT}")
     _moment("enqueued_at", pending.enqueued_at)
+    for field in ("last_error", "namespace", "queue_id"):
+        value = getattr(pending, field)
+        if value is not None:
+            text(field, value)
+    if pending.last_token is not None:
+        _token("last_token", pending.last_token)
+        text("last_token", pending.last_token.lease_id)
+    for record in pending.errors:
+        text("errors", record.error)
+        _moment("errors", record.at)
+        if not _is_int(record.attempt) or not 0 <= record.attempt <= _MAX_ATTEMPT:
+            raise InvalidInput("errors", f"attempt must be a whole number from 0 to {_MAX_ATTEMPT}")
+        if record.peer_id is not None:
+            text("errors", record.peer_id)
 
 
 def _work_item(item: WorkItem, config: QueueConfig) -> int:
@@ -72,7 +88,7 @@ def _work_item(item: WorkItem, config: QueueConfig) -> int:
         name("request_id", item.request_id, longest)
     if item.payload_encoding is not None:
         name("payload_encoding", item.payload_encoding, longest)
-    if item.attributes:
+    if item.attributes or type(item.attributes) is not dict:
         _attributes("attributes", item.attributes, config)
     if not isinstance(item.body, bytes):
         raise InvalidInput("body", f"must be bytes, not {type(item.body).__name__}; encode it first")
@@ -100,6 +116,22 @@ def _attributes(where: str, attributes: dict[str, str], config: QueueConfig) -> 
         raise InvalidInput(where, f"{size} bytes of values, the limit is {config.max_attribute_bytes}; use the body")
 
 
+def _listed(where: str, given: Any, one: Any) -> list[Any]:
+    """One thing or many, as a list."""
+    if isinstance(given, one):
+        return [given]
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise InvalidInput(where, f"must be one or several, not {type(given).__name__}")
+    return list(given)
+
+
+def identity(config: QueueConfig, **given: str | None) -> None:
+    """Who is said to be acting: a name each, or nothing."""
+    for where, value in given.items():
+        if value is not None:
+            name(where, value, config.max_id_bytes)
+
+
 def name(where: str, value: str, max_bytes: int) -> str:
     """A text that must say something: not blank, not too long."""
     if type(value) is str and len(value) <= max_bytes and value.isascii() and value.isprintable() and value.strip():
@@ -114,8 +146,8 @@ def name(where: str, value: str, max_bytes: int) -> str:
 
 def text(where: str, value: str) -> bytes:
     """A text that every database and JSON can hold; gives its UTF-8 form."""
-    if not isinstance(value, str):
-        raise InvalidInput(where, f"must be a str, not {type(value).__name__}")
+    if type(value) is not str:
+        raise InvalidInput(where, f"must be a plain str, not {type(value).__name__}")
     try:
         raw = value.encode()
     except UnicodeEncodeError:
@@ -134,7 +166,7 @@ def seconds(where: str, value: float) -> int:
     """A duration in seconds, as microseconds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidInput(where, f"must be a number of seconds, not {type(value).__name__}")
-    if math.isnan(value) or value < 0 or value > _MAX_SECONDS:
+    if value < 0 or value > _MAX_SECONDS or math.isnan(value):
         raise InvalidInput(where, f"must be from 0 to {_MAX_SECONDS} seconds (got {value!r})")
     return round(value * 1_000_000)
 
@@ -148,7 +180,7 @@ def count(where: str, value: int, limit: int) -> int:
 
 def tokens(given: LeaseToken | Lease | Iterable[LeaseToken | Lease], config: QueueConfig) -> list[LeaseToken]:
     """One token or many, as a list. A lease stands for its token."""
-    listed = [given] if isinstance(given, LeaseToken | Lease) else list(given)
+    listed = _listed("tokens", given, LeaseToken | Lease)
     at_most("tokens", len(listed), config.max_batch)
     return [
         each if type(each) is LeaseToken and _is_sound(each) else _token(f"tokens[{index}]", each)
@@ -177,7 +209,7 @@ def _token(where: str, given: Any) -> LeaseToken:
 
 def ids(where: str, given: int | PendingItem | Iterable[int | PendingItem], config: QueueConfig) -> list[int]:
     """Sequence ids, sorted and without repeats. A pending item stands for its id."""
-    many = [given] if isinstance(given, int | PendingItem) else list(given)
+    many = _listed(where, given, int | PendingItem)
     at_most(where, len(many), config.max_batch)
     listed = [each.sequence_id if isinstance(each, PendingItem) else each for each in many]
     for each in listed:
@@ -216,6 +248,12 @@ def _moment(where: str, value: datetime) -> None:
         raise InvalidInput(where, f"must be a datetime, not {type(value).__name__}")
     if value.tzinfo is None:
         raise InvalidInput(where, "must have a time zone; for UTC use datetime.now(UTC) or replace(tzinfo=UTC)")
+    try:
+        year = value.astimezone(UTC).year
+    except OverflowError:
+        year = 0
+    if year not in _YEARS:
+        raise InvalidInput(where, f"must be in the years {_YEARS.start} to {_YEARS.stop - 1}")
 
 
 def _is_int(value: Any) -> bool:

@@ -15,12 +15,16 @@ from typing import Any
 
 import msgspec
 
-from lease_core.model import SCHEMA_VERSION, EventType, LeaseEvent, LeaseToken, WorkItem, to_datetime
+from lease_core.model import SCHEMA_VERSION, ErrorRecord, EventType, LeaseEvent, LeaseToken, WorkItem, to_datetime
 
 
 class Entry(msgspec.Struct, omit_defaults=True):
-    """One thing that happened to ``n`` items in a row. ``pending`` and ``active`` are the depth before it, the
-    ``*_step`` fields how each event changes it. Lists hold one value an item; a plain value stands for all."""
+    """One thing that happened to ``n`` items in a row.
+
+    ``pending`` and ``active`` are the depth before it, the ``*_step`` fields how each event changes it. ``attempt`` is
+    the lease's, ``used`` what the item has used up where that differs. Lists hold one value an item; a plain value
+    stands for all.
+    """
 
     type: str
     n: int = 1
@@ -32,6 +36,7 @@ class Entry(msgspec.Struct, omit_defaults=True):
     peer: str | None = None
     principal: str | None = None
     attempt: int | None = None
+    used: int | None = None
     lease: str | None = None
     fence: int | None = None
     expires_at: int | None = None
@@ -39,6 +44,7 @@ class Entry(msgspec.Struct, omit_defaults=True):
     enqueued_at: int | None = None
     requeued: bool | None = None
     error: str | None = None
+    errors: tuple[ErrorRecord, ...] = ()
     result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     metadata: dict[str, str] = {}
     items: list[WorkItem] | None = None
@@ -106,6 +112,7 @@ def _event(namespace: str, number: int, at: Any, version: int, entry: Entry, ind
         token=token,
         item=_item(entry, index),
         error=entry.error,
+        errors=entry.errors,
         peer_id=entry.peer,
         principal=entry.principal,
         result=None if entry.result is msgspec.UNSET else msgspec.json.decode(entry.result),
@@ -115,7 +122,7 @@ def _event(namespace: str, number: int, at: Any, version: int, entry: Entry, ind
         available_at=_moment(entry.available_at),
         enqueued_at=_moment(entry.enqueued_at),
         requeued=entry.requeued,
-        attempt=entry.attempt,
+        attempt=entry.attempt if entry.used is None else entry.used,
         metadata=entry.metadata,
         schema_version=version,
     )

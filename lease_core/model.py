@@ -204,7 +204,8 @@ class LeaseEvent(Value, frozen=True):
     ``item`` is whole where the item enters (Enqueued, Restored); later events carry its name only: resource type and
     id, and partition key. ``pending`` and ``active`` are the queue's depth right after the event.
     ``requeued`` says, of Failed, Expired and Restored, whether the item is pending again (else it is dead), and
-    ``available_at`` from when on. ``type`` is a plain string, so that a reader survives types it has never heard of.
+    ``available_at`` from when on. ``attempt`` is how many it has used up. A Restored item brings its ``errors`` along.
+    ``type`` is a plain string, so that a reader survives types it has never heard of.
     """
 
     namespace: str
@@ -225,6 +226,7 @@ class LeaseEvent(Value, frozen=True):
     enqueued_at: datetime | None = None
     requeued: bool | None = None
     attempt: int | None = None
+    errors: tuple[ErrorRecord, ...] = ()
     metadata: dict[str, str] = {}
     schema_version: int = SCHEMA_VERSION
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
 
 import msgspec
 
@@ -72,12 +73,12 @@ def exclusive_key(item_type: str, item_id: str, partition: str | None, exclusive
     return None
 
 
-def errors_by_item(rows: list[Row], ids: Any) -> dict[int, list[ErrorRecord]]:
-    """Error rows (``selects.ERROR_COLUMNS``, oldest first) sorted out by the items they concern."""
+def errors_by_item(rows: Iterable[Row], ids: Iterable[int]) -> dict[int, list[ErrorRecord]]:
+    """Error rows (``selects.ERROR_COLUMNS``) sorted out by the items they concern, oldest first."""
+    ordered = sorted(ids)
     found: dict[int, list[ErrorRecord]] = {}
-    for first, last, attempt, at, peer, error in rows:
+    for first, last, _, _, attempt, at, peer, error in sorted(set(rows), key=lambda row: (row[2], row[3])):
         record = ErrorRecord(attempt, to_datetime(at), error, peer)
-        for each in ids:
-            if first <= each <= last:
-                found.setdefault(each, []).append(record)
+        for each in ordered[bisect_left(ordered, first) : bisect_right(ordered, last)]:
+            found.setdefault(each, []).append(record)
     return found

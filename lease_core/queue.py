@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -17,11 +18,12 @@ from lease_core.errors import (
     BackpressureActive,
     ConfigConflict,
     InvalidInput,
+    LeaseError,
     QueueFull,
     SchemaMissing,
     describe,
 )
-from lease_core.hold import Hold
+from lease_core.hold import AskedAt, Hold
 from lease_core.machine import Complete, Fail, Heartbeat, Release, Retry, State
 from lease_core.model import (
     AckResult,
@@ -67,6 +69,7 @@ class LeaseQueue:
         )
         self._forget_at = time.monotonic() + _FORGET_EVERY
         self._forgetting = threading.Lock()
+        self._asked_at = AskedAt()
 
     # Opening
 
@@ -140,6 +143,7 @@ class LeaseQueue:
         """
         listed = limits.work_items(items, self.config)
         patience = 0.0 if wait is None else limits.seconds("wait", wait) / 1_000_000
+        limits.identity(self.config, peer_id=peer_id, principal=principal)
         if not listed:
             return []
         if connection is not None:
@@ -178,9 +182,14 @@ class LeaseQueue:
     ) -> list[Receipt]:
         self._store.check_usable()
         if isinstance(connection, sa.Connection):
+            if not connection.in_transaction():
+                connection.begin()
             connection = connection.connection.driver_connection
         with self._store.joined(self._ns, connection) as transaction:
             unit = Unit(self._store, transaction)
+            unit.fetch()
+            if unit.head.queue_id != self.queue_id:
+                raise InvalidInput("connection", "is to another database than the one this queue is in")
             try:
                 receipts = entering.enqueue(unit, items, peer, principal)
             except entering.NoRoom as refused:
@@ -196,6 +205,7 @@ class LeaseQueue:
         the origin is recorded. Neither backpressure nor capacity stand in the way of a restore.
         """
         listed = limits.pending_items(items, self.config)
+        limits.identity(self.config, principal=principal)
         return self._run(lambda unit: entering.restore(unit, listed, principal)) if listed else []
 
     # Leasing
@@ -215,6 +225,7 @@ class LeaseQueue:
         list says that none did. Leases last ``duration`` seconds, by default the configured ``lease_duration``.
         """
         limits.name("peer_id", peer_id, self.config.max_id_bytes)
+        limits.identity(self.config, principal=principal)
         limits.count("limit", limit, self.config.max_batch)
         lasting = limits.seconds("duration", self.config.lease_duration if duration is None else duration)
         if not lasting:
@@ -224,9 +235,14 @@ class LeaseQueue:
         bell = self._store.bell(self._ns) if patience else None
         while True:
             mark = bell.listen() if bell else None
-            left = max(0.0, deadline - time.monotonic())
+            asked_at = time.monotonic()
+            left = max(0.0, deadline - asked_at)
             due = self._grant_once(peer_id, limit, lasting, principal, round(left * 1_000_000))
+            if due.look_again:
+                continue
             if due.leases or bell is None or left <= 0:
+                if due.leases:
+                    self._asked_at.remember(due.leases[0].token.lease_id, asked_at)
                 self._forget_sometimes()
                 return due.leases
             pause = left if due.next_at is None else min(left, max(0.0, (due.next_at - due.now) / 1_000_000))
@@ -237,7 +253,7 @@ class LeaseQueue:
 
     def hold(self, leases: Lease | Sequence[Lease], on_lost: Callable[[tuple[Lease, ...]], None] | None = None) -> Hold:
         """A context manager that keeps leases alive from a thread and knows when they can't be trusted any more."""
-        return Hold(self, leases, on_lost)
+        return Hold(self, leases, on_lost, self._asked_at)
 
     def heartbeat(self, tokens: Tokens, *, duration: float | None = None, principal: str | None = None) -> AckResult:
         """Make leases last ``duration`` seconds from now (by default ``lease_duration``); never shorter than before."""
@@ -295,6 +311,7 @@ class LeaseQueue:
     def release_owner(self, peer_id: str, *, principal: str | None = None) -> int:
         """Hand back everything that ``peer_id`` holds, as ``release`` does. Gives how many items that were."""
         limits.name("peer_id", peer_id, self.config.max_id_bytes)
+        limits.identity(self.config, principal=principal)
         total, more = 0, True
         while more:
             released, more = self._run(lambda unit: acking.release_owner(unit, peer_id, 500, principal))
@@ -312,6 +329,7 @@ class LeaseQueue:
         error: str | None = None,
         principal: str | None = None,
     ) -> AckResult:
+        limits.identity(self.config, principal=principal)
         if not tokens:
             return AckResult()
 
@@ -336,6 +354,7 @@ class LeaseQueue:
         What was taken stays readable through ``drained`` for the retention time, so that a crash before the caller
         has stored the list loses nothing.
         """
+        limits.identity(self.config, principal=principal)
         if limit is not None:
             limits.count("limit", limit, 2**63 - 1)
         taken: list[PendingItem] = []
@@ -368,6 +387,7 @@ class LeaseQueue:
     ) -> list[int]:
         """Give dead items all of their attempts again. Gives the ids that were dead and are pending now."""
         listed = limits.ids("ids", ids, self.config)
+        limits.identity(self.config, principal=principal)
         return self._run(lambda unit: leaving.requeue_dead(unit, listed, principal)) if listed else []
 
     def purge_dead(
@@ -375,6 +395,7 @@ class LeaseQueue:
     ) -> list[int]:
         """Forget dead items for good. Gives the ids that were dead and are gone now."""
         listed = limits.ids("ids", ids, self.config)
+        limits.identity(self.config, principal=principal)
         return self._run(lambda unit: leaving.purge_dead(unit, listed, principal)) if listed else []
 
     # Looking
@@ -429,7 +450,10 @@ class LeaseQueue:
             return
         try:
             self._forget_at = time.monotonic() + _FORGET_EVERY
-            self._forget_finished(steps=10)
+            with suppress(
+                LeaseError
+            ):  # the leases are granted: trouble with the upkeep must not keep them from the caller
+                self._forget_finished(steps=10)
         finally:
             self._forgetting.release()
 
@@ -539,6 +563,5 @@ def _set_rules(store: Store, transaction: Transaction, wanted: dict[str, Any]) -
         )
     for field, value in wanted.items():
         setattr(head, field, value)
-    assignments = ", ".join(f"{field} = ?" for field in wanted)
-    transaction.write(f"UPDATE omnirelay_head SET {assignments} WHERE ns = ?", (*wanted.values(), head.ns), 1)
+    unit.touch_head()
     unit.flush()

@@ -16,7 +16,7 @@ from lease_core.store.base import HEAD_COLUMNS, Head, Query, Row, Store
 
 _DELAYED = (
     "SELECT coalesce(sum(last - first + 1), 0) FROM omnirelay_span "
-    "WHERE ns = ? AND state = 1 AND ready <> 1 AND ready = 2 AND available_at > ?"
+    "WHERE ns = ? AND state = 1 AND ready <> 1 AND ready IN (0, 2) AND available_at > ?"
 )
 # the oldest of each priority, by jumping from priority to priority in the index
 _READY = "FROM omnirelay_span WHERE ns = ? AND state = 1 AND ready = 1"
@@ -75,14 +75,16 @@ def _documents(store: Store, ns: int, after: int, limit: int) -> Iterator[tuple[
     size = 0
     until = after + limit
     for page in _PAGES:
-        [[[pruned]], rows] = store.read(
-            Query("SELECT pruned FROM omnirelay_head WHERE ns = ?", (ns,)),
+        [rows, [[pruned]]] = store.read(
             Query(
                 "SELECT last, first, document FROM omnirelay_log WHERE ns = ? AND last > ? ORDER BY last LIMIT ?",
                 (ns, after, page),
             ),
+            Query("SELECT pruned FROM omnirelay_head WHERE ns = ?", (ns,)),
         )
-        if after < pruned:
+        if rows and rows[0][1] > after + 1:  # the log is dense: what is missing was pruned
+            raise EventsPruned(after, rows[0][1])
+        if not rows and after < pruned:
             raise EventsPruned(after, pruned + 1)
         for last, first, document in rows:
             yield first, bytes(document)
@@ -126,12 +128,19 @@ def inspect(store: Store, ns: int, ids: Sequence[int]) -> list[ItemStatus]:
 
 
 def _within(spans: dict[int, Span], ranges: Sequence[selects.Range]) -> list[Span]:
-    return [
-        span.cut(max(span.first, lo), min(span.last, hi))
-        for lo, hi in ranges
-        for span in sorted(spans.values(), key=lambda s: s.first)
-        if span.first <= hi and span.last >= lo
-    ]
+    """The parts of the spans that lie in the ranges; both are disjoint, and the ranges in order."""
+    parts = []
+    ordered = sorted(spans.values(), key=lambda span: span.first)
+    at = 0
+    for lo, hi in ranges:
+        while at < len(ordered) and ordered[at].last < lo:
+            at += 1
+        upto = at
+        while upto < len(ordered) and ordered[upto].first <= hi:
+            span = ordered[upto]
+            parts.append(span.cut(max(span.first, lo), min(span.last, hi)))
+            upto += 1
+    return parts
 
 
 def set_aside(

@@ -59,7 +59,8 @@ def prune_log(unit: Unit, before: int | None, older_than: int | None) -> tuple[i
     more = bool(rows) and upto == rows[-1][0] and len(rows) == _LOG_ROWS_AT_ONCE
     if upto > unit.head.pruned:
         unit.transaction.write("DELETE FROM omnirelay_log WHERE ns = ? AND last <= ?", (unit.ns, upto))
-        unit.transaction.write("UPDATE omnirelay_head SET pruned = ? WHERE ns = ?", (upto, unit.ns), 1)
+        unit.head.pruned = upto
+        unit.touch_head()
     return upto, more
 
 
@@ -68,6 +69,8 @@ def register_reader(unit: Unit, name: str, after: int) -> int:
     [rows] = unit.fetch(Query("SELECT cursor FROM omnirelay_reader WHERE ns = ? AND name = ?", (unit.ns, name)))
     if rows:
         return int(rows[0][0])
+    if after > unit.head.number:
+        raise InvalidInput("after", f"the log ends at {unit.head.number}")
     if after < unit.head.pruned:
         raise EventsPruned(after, unit.head.pruned + 1)
     unit.transaction.write(

@@ -16,8 +16,8 @@ import msgspec
 from lease_core import log
 from lease_core.log import Entry, Name
 from lease_core.machine import Moved, Span, State, join
-from lease_core.model import EventType, WorkItem
-from lease_core.store.base import Query, Row, Store, Transaction
+from lease_core.model import ErrorRecord, EventType, WorkItem, to_datetime, to_micros
+from lease_core.store.base import Head, Query, Row, Store, Transaction
 from lease_core.store.selects import LONGEST_ERROR_SPAN, to_span
 
 Names = Callable[[int], Name]
@@ -38,11 +38,12 @@ _INSERT_SPAN = (
     "expires_at, ended, key, result, has_errors, ns, first) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _UPDATE_HEAD = (
-    "UPDATE omnirelay_head SET next_id = ?, number = ?, pending = ?, active = ?, dead = ?, completed = ?, "
-    "backpressure = ?, lease_wait_until = ?, enqueue_wait_until = ? WHERE ns = ? AND number = ? AND epoch = ?"
+    f"UPDATE omnirelay_head SET {', '.join(f'{field} = ?' for field in Head.__struct_fields__[4:])} "
+    "WHERE ns = ? AND number = ? AND epoch = ?"  # the first four are what a namespace is born with
 )
 _INSERT_ERROR = (
-    "INSERT INTO omnirelay_error (ns, last, number, first, attempt, at, peer, error) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO omnirelay_error (ns, last, number, nth, first, attempt, at, peer, error) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 # Exactly one item of a key is leased or can be; when there is none, it is the key's first.
 _OPEN_LANES = (
@@ -177,11 +178,15 @@ class Unit:
             named = [] if names is None or items is not None else [names(i) for i in range(span.first, span.last + 1)]
             self.record(entry, named)
             if error is not None and event in (EventType.FAILED, EventType.EXPIRED):
-                self.keep_error(span, self.head.number, error, peer or span.owner)
+                self.keep_error(
+                    span, ErrorRecord(span.leased_attempt, to_datetime(self.now), error, peer or span.owner)
+                )
             self.head.pending += pending_step * len(span)
             self.head.active += active_step * len(span)
             pending_step = active_step = 0
         self._become(span, to)
+        if to is not None and to.expires_at is not None:
+            self.head.next_expiry = min(self.head.next_expiry or to.expires_at, to.expires_at)
         return to
 
     def _become(self, span: Span, to: Span | None) -> None:
@@ -235,15 +240,17 @@ class Unit:
             self._names.append(list(names))
         return first
 
-    def keep_error(self, span: Span, number: int, error: str, peer: str | None) -> None:
+    def keep_error(self, span: Span, *records: ErrorRecord) -> None:
         """Remember why the span's items failed, apart from the log, which may be pruned."""
         for first in range(span.first, span.last + 1, LONGEST_ERROR_SPAN):
             last = min(first + LONGEST_ERROR_SPAN - 1, span.last)
-            self._errors.append((self.ns, last, number, first, span.leased_attempt, self.now, peer, error))
+            for nth, record in enumerate(records):
+                what = (record.attempt, to_micros(record.at), record.peer_id, record.error)
+                self._errors.append((self.ns, last, self.head.number, nth, first, *what))
 
     def unsaved_errors(self) -> list[tuple[int, int, str]]:
         """First id, last id and text of each error kept in this unit."""
-        return [(first, last, error) for _, last, _, first, _, _, _, error in self._errors]
+        return [(first, last, error) for _, last, _, _, first, _, _, _, error in self._errors]
 
     # Writing
 
@@ -258,7 +265,9 @@ class Unit:
             self.transaction.write(_INSERT_ERROR, error)
         if self.lanes:
             sql = _OPEN_LANES.format(member=self.store.member)
-            self.transaction.write(sql, (self.now, self.ns, self.ns, self.store.pack(sorted(self.lanes))))
+            lanes = self.store.pack(sorted(self.lanes))
+            self.transaction.write(sql, (self.now, self.ns, self.ns, lanes), last=True)
+            self.head.next_due = self.now  # what comes first in a lane now may be due at any time
         self._decide_backpressure()
         if self.entries:
             for entry, names in zip(self.entries, self._names, strict=True):
@@ -318,6 +327,7 @@ class Unit:
             if span.key in self.lanes:
                 return BLOCKED  # new to its key's lane, which is looked at after this is written
             if span.available_at > self.now:
+                self.head.next_due = min(self.head.next_due or span.available_at, span.available_at)
                 return DELAYED
         return READY
 
@@ -343,18 +353,8 @@ class Unit:
             self.transaction.notify()
 
     def _write_head(self) -> None:
-        head = self.head
-        counters = (
-            head.next_id,
-            head.number,
-            head.pending,
-            head.active,
-            head.dead,
-            head.completed,
-            head.backpressure,
-        )
-        waits = (head.lease_wait_until, head.enqueue_wait_until)
-        self.transaction.write(_UPDATE_HEAD, (*counters, *waits, self.ns, self._number_before, head.epoch), 1)
+        values = msgspec.structs.astuple(self.head)[4:]
+        self.transaction.write(_UPDATE_HEAD, (*values, self.ns, self._number_before, self.head.epoch), 1)
 
 
 def _continues(entry: Entry, following: Entry) -> bool:

@@ -19,7 +19,7 @@ import msgspec
 import sqlalchemy as sa
 
 from lease_core.config import QueueConfig
-from lease_core.errors import QueueClosed, StoreUnavailable
+from lease_core.errors import LeaseError, QueueClosed, StoreUnavailable
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -33,15 +33,23 @@ class Query(NamedTuple):
 
 
 class Write(NamedTuple):
-    """A statement to run at commit. ``expect``: how many rows it must touch, or the transaction is given up."""
+    """A statement to run at commit. ``expect``: how many rows it must touch, or the transaction is given up.
+
+    All but those that come ``last`` touch different rows and may run in any order, or as one.
+    """
 
     sql: str
     params: Sequence[Any] = ()
     expect: int | None = None
+    last: bool = False
 
 
 class Head(msgspec.Struct):
-    """The namespace's row: its counters, its rules, and the number of the last event."""
+    """The namespace's row: its counters, its rules, and the number of the last event.
+
+    No delayed item is due before ``next_due`` and no lease ends before ``next_expiry``, so that until then nobody
+    has to look for any.
+    """
 
     ns: int
     namespace: str
@@ -59,6 +67,8 @@ class Head(msgspec.Struct):
     low_mark: int | None
     capacity: int | None
     exclusive: str | None
+    next_due: int | None
+    next_expiry: int | None
     lease_wait_until: int
     enqueue_wait_until: int
 
@@ -107,8 +117,8 @@ class Transaction(ABC):
     def fetch(self, *queries: Query) -> list[list[Row]]:
         """Run queries, in one round trip if possible; the first call also begins and takes the lock."""
 
-    def write(self, sql: str, params: Sequence[Any] = (), expect: int | None = None) -> None:
-        self.writes.append(Write(sql, params, expect))
+    def write(self, sql: str, params: Sequence[Any] = (), expect: int | None = None, last: bool = False) -> None:
+        self.writes.append(Write(sql, params, expect, last))
 
     def insert_items(self, rows: list[Row]) -> None:
         self.items.extend(rows)
@@ -160,6 +170,10 @@ class Store(ABC):
     @abstractmethod
     def pack(self, values: Sequence[Any]) -> Any:
         """A list of values as one parameter for ``member``."""
+
+    @abstractmethod
+    def translated(self, error: Exception) -> LeaseError:
+        """The driver's error as one of ours, with what to do about it."""
 
     @abstractmethod
     def begin(self, ns: int) -> Transaction:

@@ -16,7 +16,7 @@ _LOCK = 7_166_359_214  # any number: who migrates holds it, so that two never do
 
 def ensure(store: Store, auto: bool) -> None:
     """Check the schema; make or migrate it if ``auto``. Raises what is wrong and what to do otherwise."""
-    revision = _revision(store.engine)
+    revision = _revision(store)
     if revision == schema.REVISION:
         return
     if revision is not None and revision > schema.REVISION:
@@ -28,12 +28,15 @@ def ensure(store: Store, auto: bool) -> None:
         raise SchemaMissing(f"the database holds no queue yet: {_REMEDY}")
     if not auto:
         raise SchemaOutdated(f"the database has schema {revision}, this code needs {schema.REVISION}: {_REMEDY}")
-    _upgrade(store.engine)
-
-
-def _revision(engine: sa.Engine) -> str | None:
     try:
-        with engine.connect() as connection:
+        _upgrade(store.engine)
+    except sa.exc.DBAPIError as error:
+        raise store.translated(error) from error
+
+
+def _revision(store: Store) -> str | None:
+    try:
+        with store.engine.connect() as connection:
             if not sa.inspect(connection).has_table(schema.VERSION_TABLE):
                 return None
             found = connection.exec_driver_sql(f"SELECT version_num FROM {schema.VERSION_TABLE}").scalar()

@@ -18,7 +18,15 @@ from psycopg.types.numeric import Int8BinaryDumper
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from lease_core.config import QueueConfig
-from lease_core.errors import LeaseError, StoreBusy, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from lease_core.errors import (
+    InvalidInput,
+    LeaseError,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+)
 from lease_core.store.base import (
     HEAD_COLUMNS,
     Bell,
@@ -31,13 +39,17 @@ from lease_core.store.base import (
     SpanMoved,
     Store,
     Transaction,
+    Write,
 )
+from lease_core.store.wire import Statement, Wire
 
 _CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
-_LOCK = f"SELECT {HEAD_COLUMNS} FROM omnirelay_head WHERE ns = %s FOR UPDATE"
+# a locking subquery is run before anything around it, so the clock is read once the lock is had
+_LOCK = f"SELECT h.*, {_CLOCK} FROM (SELECT {HEAD_COLUMNS} FROM omnirelay_head WHERE ns = ? FOR UPDATE) h"
+_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _NOW = f"SELECT {_CLOCK}"
-_INSERT_LOG = "INSERT INTO omnirelay_log (ns, last, first, at, nonce, document) VALUES (%s, %s, %s, %s, %s, %s)"
+_INSERT_LOG = "INSERT INTO omnirelay_log (ns, last, first, at, nonce, document) VALUES (?, ?, ?, ?, ?, ?)"
 _ITEM_COLUMNS = (
     ("id", "bigint"),
     ("enqueued_at", "bigint"),
@@ -48,6 +60,8 @@ _ITEM_COLUMNS = (
     ("extra", "text"),
     ("body", "bytea"),
 )
+_SESSION_ENDED = psycopg.errors.IdleInTransactionSessionTimeout
+_TOGETHER = 12
 _EXPECTATION_FAILED = "22P02"
 
 # The planner has no statistics for a young table and keeps plans made for an empty one; every statement here is
@@ -71,19 +85,27 @@ class PostgresStore(Store):
         self._forms: dict[str, str] = {}
 
     def _engine(self) -> sa.Engine:
+        patience = self.config.store_timeout
+        noticing = {  # a server that vanished without a word is noticed about as soon
+            "connect_timeout": max(2, round(patience)),
+            "tcp_user_timeout": round(patience * 1000),
+            "keepalives_idle": max(1, round(patience / 3)),
+            "keepalives_interval": max(1, round(patience / 6)),
+            "keepalives_count": 3,
+        }
         engine = sa.create_engine(
             self.url.set(drivername="postgresql+psycopg"),
             isolation_level="AUTOCOMMIT",
+            pool_reset_on_return=None,  # a transaction ends itself, or its connection leaves the pool
             pool_size=8,
             max_overflow=-1,
-            connect_args={"connect_timeout": max(2, round(self.config.store_timeout))},
+            connect_args={name: value for name, value in noticing.items() if name not in self.url.query},
         )
         sa.event.listen(engine, "connect", self._prepare)
         return engine
 
     def _prepare(self, connection: psycopg.Connection[Row], _entry: ConnectionPoolEntry) -> None:
         connection.adapters.register_dumper(int, Int8BinaryDumper)
-        connection.prepared_max = 500
         before = connection.autocommit
         connection.autocommit = True
         durable = "on" if self.config.durability == "full" else "off"
@@ -91,12 +113,24 @@ class PostgresStore(Store):
         connection.execute(f"{_SETTINGS}; SET synchronous_commit = {durable}; SET lock_timeout = {patience}")
         connection.autocommit = before
 
-    def form(self, sql: str) -> str:
-        """The statement with psycopg's marks."""
+    def numbered(self, sql: str) -> str:
+        """The statement with PostgreSQL's own marks: $1, $2 and so on."""
         form = self._forms.get(sql)
         if form is None:
-            form = self._forms[sql] = sql.replace("?", "%s")
+            first, *rest = sql.split("?")
+            form = self._forms[sql] = first + "".join(f"${at}{part}" for at, part in enumerate(rest, 1))
         return form
+
+    def wire(self, pooled: Any) -> Wire:
+        """What statements run through on this connection; it lives as long as the connection does."""
+        wire: Wire | None = pooled.info.get("wire")
+        if wire is None:
+            wire = pooled.info["wire"] = Wire(pooled.driver_connection)
+        return wire
+
+    def translated(self, error: Exception) -> LeaseError:
+        cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+        return translated(cause) if isinstance(cause, psycopg.Error) else StoreError(str(cause))
 
     def pack(self, values: Sequence[Any]) -> list[Any]:
         return list(values)
@@ -126,19 +160,25 @@ class PostgresStore(Store):
 
     def _read_once(self, queries: Sequence[Query]) -> list[list[Row]]:
         pooled = self.connect()
-        connection: Any = pooled.driver_connection
+        wire = self.wire(pooled)
+        statements = [(self.numbered(sql), params) for sql, params in queries]
         try:
-            return [connection.execute(self.form(sql), params).fetchall() for sql, params in queries]
+            if len(statements) == 1:
+                return wire.exchange(statements)
+            return wire.exchange([(_SNAPSHOT, ()), *statements, ("COMMIT", ())])[1:-1]
         except psycopg.Error as error:
-            raise self._failed(pooled, connection, error) from error
+            raise self.failure(pooled, error) from error
         finally:
+            if wire.busy:
+                pooled.invalidate()
             pooled.close()
 
-    def _failed(self, pooled: Any, connection: Any, error: psycopg.Error) -> Exception:
-        if connection.closed or isinstance(
-            error, psycopg.errors.AdminShutdown | psycopg.errors.IdleInTransactionSessionTimeout
-        ):
-            pooled.invalidate()
+    def failure(self, pooled: Any, error: psycopg.Error) -> Exception:
+        """What to raise for the driver's error. A connection that is of no use any more leaves the pool."""
+        connection = pooled.driver_connection
+        gone = psycopg.errors.AdminShutdown | psycopg.errors.CrashShutdown | psycopg.errors.CannotConnectNow
+        if connection.closed or self.wire(pooled).busy or isinstance(error, gone | _SESSION_ENDED):
+            self.wire(pooled).busy = True
             return ConnectionLost()
         return translated(error)
 
@@ -177,47 +217,33 @@ class PostgresTransaction(Transaction):
         self._notifies = False
         self._logged: tuple[int, int] | None = None
         self._pooled: Any = None
-        self._connection: Any = None
-        self._done = False
+        self._wire: Wire
+        self._open = False
 
     def __enter__(self) -> PostgresTransaction:
         return self
 
     def fetch(self, *queries: Query) -> list[list[Row]]:
-        if self._connection is None:
-            return self._begin(queries)
-        try:
-            with self._connection.pipeline():
-                cursors = [
-                    self._connection.execute(self.store.form(sql), params, prepare=True) for sql, params in queries
-                ]
-            return [cursor.fetchall() for cursor in cursors]
-        except psycopg.Error as error:
-            raise self._failed(error) from error
-
-    def _begin(self, queries: Sequence[Query]) -> list[list[Row]]:
-        self._pooled = self.store.connect()
-        self._connection = self._pooled.driver_connection
-        return self._lock(queries, _BEGIN)
-
-    def _lock(self, queries: Sequence[Query], begin: str | None) -> list[list[Row]]:
-        connection = self._connection
-        form = self.store.form
-        try:
-            with connection.pipeline():
-                if begin is not None:
-                    connection.execute(begin)
-                head = connection.execute(_LOCK, (self.ns,), prepare=True)
-                cursors = [connection.execute(form(sql), params, prepare=True) for sql, params in queries]
-                # the time is taken last: nothing that was read can be younger than it
-                clock = connection.execute(_NOW, prepare=True) if self.store.clock is None else None
-            self.head = Head(*head.fetchone())
-            self.now = self.store.read_now() if clock is None else clock.fetchone()[0]
-            rows = [cursor.fetchall() for cursor in cursors]
-        except psycopg.Error as error:
-            raise self._failed(error) from error
+        if self._open:
+            return self._exchange(queries)
+        [_, [[*columns, now]], *rows] = self._begin([(_LOCK, (self.ns,)), *queries])
+        self.head = Head(*columns)
+        self.now = now if self.store.clock is None else self.store.read_now()
         self.store.reach("locked")
         return rows
+
+    def _begin(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        self._pooled = self.store.connect()
+        self._wire = self.store.wire(self._pooled)
+        self._open = True
+        return self._exchange([(_BEGIN, ()), *statements])
+
+    def _exchange(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        form = self.store.numbered
+        try:
+            return self._wire.exchange([(form(sql), params) for sql, params in statements])
+        except psycopg.Error as error:
+            raise self._failed(error) from error
 
     def log(self, first: int, last: int, document: bytes) -> None:
         nonce = secrets.randbits(62)
@@ -227,58 +253,59 @@ class PostgresTransaction(Transaction):
     def notify(self) -> None:
         self._notifies = True
 
-    def flush(self) -> None:
-        """Send everything; to be called in pipeline mode."""
-        execute = self._connection.execute
+    def gathered(self) -> list[Statement]:
+        """Everything to be written, in as few statements as possible."""
+        together = [write for write in self.writes if not write.last]
         if self.items:
-            execute(*_item_insert(self.ns, self.items), prepare=True)
-        for sql, params, expect in self.writes:
-            form = self.store.form(sql)
-            if expect is not None:
-                form = _expecting(form, expect)
-            execute(form, params, prepare=True)
+            together.append(_item_insert(self.ns, self.items))
+        statements = [_as_one(together[at : at + _TOGETHER]) for at in range(0, len(together), _TOGETHER)]
+        statements += [(sql, params) for sql, params, _, last in self.writes if last]
         if self._notifies:
-            execute("SELECT pg_notify(%s, '')", (channel(self.ns),), prepare=True)
+            statements.append(("SELECT pg_notify(?, '')", (channel(self.ns),)))
+        return statements
 
     def commit(self) -> None:
         if not (self.writes or self.items):
             return
+        statements = self.gathered()
         if self.store.probe is not None:
-            self.store.reach("half-written")
-        sent = False
+            statements = self._step_by_step(statements)
         try:
-            with self._connection.pipeline() as pipeline:
-                self.flush()
-                if self.store.probe is not None:
-                    pipeline.sync()
-                    self.store.reach("before-commit")
-                sent = True
-                self._connection.execute("COMMIT")
-        except psycopg.Error as error:
-            failure = self._failed(error)
-            if sent and isinstance(failure, ConnectionLost) and self._logged:
-                raise CommitInDoubt(*self._logged) from error
-            raise failure from error
-        self._done = True
+            self._exchange([*statements, ("COMMIT", ())])
+        except ConnectionLost as lost:
+            if self._logged is None:
+                raise
+            raise CommitInDoubt(*self._logged) from lost.__cause__
+        self._open = False
         self.store.reach("after-commit")
+
+    def _step_by_step(self, statements: list[Statement]) -> list[Statement]:
+        """Write without committing, with a point to crash at in the middle. Nothing is left to be sent."""
+        for at, statement in enumerate(statements):
+            if at == len(statements) // 2:
+                self.store.reach("half-written")
+            self._exchange([statement])
+        self.store.reach("before-commit")
+        return []
 
     def _failed(self, error: psycopg.Error) -> Exception:
         if error.sqlstate == _EXPECTATION_FAILED:
             return SpanMoved(str(error))
         if isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure):
             return ConnectionLost()  # nothing happened and running again is right, as after a lost connection
-        return self.store._failed(self._pooled, self._connection, error)
+        return self.store.failure(self._pooled, error)
 
     def __exit__(self, *_: object) -> None:
         if self._pooled is None or self._pooled.driver_connection is None:
             return
-        try:
-            if not self._done and not self._connection.closed:
-                self._connection.execute("ROLLBACK")
-        except psycopg.Error:  # a connection that cannot even roll back is thrown away; the server does it for us
+        if self._open and not self._wire.busy:
+            try:
+                self._wire.exchange([("ROLLBACK", ())])
+            except psycopg.Error:
+                self._wire.busy = True  # of no use any more; the server rolls back when it goes
+        if self._wire.busy:
             self._pooled.invalidate()
-        finally:
-            self._pooled.close()
+        self._pooled.close()
 
 
 class JoinedPostgresTransaction(PostgresTransaction):
@@ -288,51 +315,62 @@ class JoinedPostgresTransaction(PostgresTransaction):
         super().__init__(store, ns)
         self._given = connection
 
-    def _begin(self, queries: Sequence[Query]) -> list[list[Row]]:
-        self._connection = self._given
-        return self._lock(queries, None)
+    def _begin(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        self._open = True
+        if self._given.info.transaction_status == psycopg.pq.TransactionStatus.IDLE and self._given.autocommit:
+            raise InvalidInput("connection", "is in autocommit mode; begin a transaction on it first")
+        return [[], *self._exchange(statements)]
 
-    def _failed(self, error: psycopg.Error) -> Exception:
-        return translated(error)
-
-    def commit(self) -> None:
+    def _exchange(self, statements: Sequence[Statement]) -> list[list[Row]]:
         try:
-            with self._connection.pipeline():
-                self.flush()
+            return [self._run(sql, params) for sql, params in statements]
         except psycopg.Error as error:
             raise translated(error) from error
+
+    def _run(self, sql: str, params: Sequence[Any]) -> list[Row]:
+        with self._given.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+            cursor.execute(sql.replace("?", "%s"), params)
+            return [] if cursor.description is None else cursor.fetchall()
+
+    def commit(self) -> None:
+        self._exchange(self.gathered())
 
     def __exit__(self, *_: object) -> None:
         pass
 
 
-def _item_insert(ns: int, rows: list[Row]) -> tuple[str, list[Any]]:
+def _as_one(writes: Sequence[Write]) -> Statement:
+    """One statement that does all of the writes, and fails by itself if one does not touch what it should."""
+    parts = [f"w{i} AS ({write.sql} RETURNING 1)" for i, write in enumerate(writes)]
+    counts = [
+        f"WHEN (SELECT count(*) FROM w{i}) <> {int(write.expect)} "
+        f"THEN ((SELECT count(*) FROM w{i}) || ' rows touched, not {int(write.expect)}')::integer"
+        for i, write in enumerate(writes)
+        if write.expect is not None
+    ]
+    outcome = f"CASE {' '.join(counts)} ELSE 1 END" if counts else "1"
+    return f"WITH {', '.join(parts)} SELECT {outcome}", [value for write in writes for value in write.params]
+
+
+def _item_insert(ns: int, rows: list[Row]) -> Write:
     """One statement for all rows. A column that is the same in every row travels once."""
     chosen, arrays, names, params = [], [], [], []
     uniform: list[Any] = [ns]
     for (name, kind), values in zip(_ITEM_COLUMNS, zip(*rows, strict=True), strict=True):
         if name != "id" and values.count(values[0]) == len(values):
-            chosen.append(f"%s::{kind}")
+            chosen.append(f"?::{kind}")
             uniform.append(values[0])
         else:
             chosen.append(f"u.{name}")
-            arrays.append(f"%s::{kind}[]")
+            arrays.append(f"?::{kind}[]")
             names.append(name)
             params.append(list(values))
     columns = ", ".join(name for name, _ in _ITEM_COLUMNS)
     sql = (
-        f"INSERT INTO omnirelay_item (ns, {columns}) SELECT %s::integer, {', '.join(chosen)} "
+        f"INSERT INTO omnirelay_item (ns, {columns}) SELECT ?::integer, {', '.join(chosen)} "
         f"FROM unnest({', '.join(arrays)}) AS u({', '.join(names)})"
     )
-    return sql, uniform + params
-
-
-def _expecting(sql: str, count: int) -> str:
-    """The statement, failing by itself unless it touches ``count`` rows: no round trip is needed to find out."""
-    return (
-        f"WITH touched AS ({sql} RETURNING 1) "
-        f"SELECT CASE WHEN count(*) = {int(count)} THEN 1 ELSE (count(*) || ' rows touched')::integer END FROM touched"
-    )
+    return Write(sql, uniform + params)
 
 
 def channel(ns: int) -> str:

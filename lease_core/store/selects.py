@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lease_core.machine import Ended, Span, State
 from lease_core.store.base import Query, Row, Store
 
 Range = tuple[int, int]
+Fetch = Callable[..., list[list[Row]]]
 
 SPAN_COLUMNS = ", ".join(Span.__struct_fields__)
 _SPAN = ", ".join(f"s.{column}" for column in Span.__struct_fields__)
 NAME_COLUMNS = "id, resource_type, resource_id, partition_key"
 ITEM_COLUMNS = f"{NAME_COLUMNS}, request_id, extra, body, enqueued_at"
-ERROR_COLUMNS = "first, last, attempt, at, peer, error"
+ERROR_COLUMNS = "first, last, number, nth, attempt, at, peer, error"
 
 LONGEST_ERROR_SPAN = 1_000
 """No error row covers more items than this, so that an item's errors are found in a bounded part of the index."""
@@ -89,7 +90,7 @@ def errors(ns: int, ranges: Sequence[Range]) -> list[Query]:
     """The error rows that concern any of the id ranges, oldest first."""
     sql = (
         f"SELECT {ERROR_COLUMNS} FROM omnirelay_error WHERE ns = ? AND last >= ? AND last <= ? AND first <= ? "
-        "ORDER BY number"
+        "ORDER BY number, nth"
     )
     return [Query(sql, (ns, lo, hi + LONGEST_ERROR_SPAN - 1, hi)) for lo, hi in ranges]
 
@@ -104,6 +105,49 @@ def merged(ranges: Sequence[Range]) -> list[Range]:
     for lo, hi in ranges:
         if joined and lo <= joined[-1][1] + 1:
             joined[-1] = (joined[-1][0], max(hi, joined[-1][1]))
+        else:
+            joined.append((lo, hi))
+    return joined
+
+
+_READY = (
+    "FROM omnirelay_span WHERE ns = ? AND state = 1 AND ready = 1 ORDER BY priority DESC, available_at, first LIMIT ?"
+)
+_READY_SPANS = f"SELECT {SPAN_COLUMNS} {_READY}"
+_FIRST_OF_SPAN = ", ".join(f"CASE WHEN i.id = s.first THEN s.{column} END" for column in Span.__struct_fields__)
+_READY_WITH_ITEMS = (
+    f"SELECT {_FIRST_OF_SPAN}, i.* FROM (SELECT ns, {SPAN_COLUMNS} {_READY}) s CROSS JOIN LATERAL "
+    f"(SELECT {ITEM_COLUMNS} FROM omnirelay_item WHERE ns = s.ns AND id BETWEEN s.first AND s.last "
+    "ORDER BY id LIMIT ?) i LIMIT ?"
+)
+_WIDTH = len(Span.__struct_fields__)
+
+
+def ready(fetch: Fetch, store: Store, ns: int, limit: int) -> tuple[list[Row], list[Row]]:
+    """The spans that come first in line, and the items of as many of them as hold ``limit``.
+
+    One statement where the database can: each row is an item, and the first of a span carries the span.
+    """
+    if store.lateral:
+        [rows] = fetch(Query(_READY_WITH_ITEMS, (ns, limit, limit, limit)))
+        return [row[:_WIDTH] for row in rows if row[0] is not None], [row[_WIDTH:] for row in rows]
+    [spans] = fetch(Query(_READY_SPANS, (ns, limit)))
+    ranges: list[Range] = []
+    for first, last, *_ in spans:
+        if limit <= 0:
+            break
+        ranges.append((first, min(last, first + limit - 1)))
+        limit -= ranges[-1][1] - first + 1
+    found = fetch(*items(store, ns, _adjoining(ranges)))
+    return spans, [row for rows in found for row in rows]
+
+
+def _adjoining(ranges: list[Range]) -> list[Range]:
+    """The ranges, joined where one goes on with the next."""
+    joined: list[Range] = []
+    for lo, hi in ranges:
+        if joined and joined[-1][1] == lo - 1:
+            joined[-1] = (joined[-1][0], hi)
         else:
             joined.append((lo, hi))
     return joined

@@ -6,11 +6,13 @@ built-in waiting backs off to a tenth of a second while the file is free. Thread
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,7 +54,9 @@ class SqliteStore(Store):
         self.mutex = threading.RLock()
         self._check_directory(url)
         super().__init__(url, config, clock)
-        self._bell: Bell = MemoryBell() if self.in_memory else FileBell(self)
+        self._bell: MemoryBell | FileBell = MemoryBell() if self.in_memory else FileBell(self)
+        if not self.in_memory:
+            _forkable.add(self)
 
     def _check_directory(self, url: sa.URL) -> None:
         if self.in_memory or str(url.database).startswith("file:"):
@@ -82,6 +86,9 @@ class SqliteStore(Store):
                 if "readonly" not in str(error):  # a read-only file is read as it is
                     raise
 
+    def translated(self, error: Exception) -> LeaseError:
+        return translated(error)
+
     def pack(self, values: Sequence[Any]) -> str:
         return msgspec.json.encode(list(values)).decode()
 
@@ -94,15 +101,15 @@ class SqliteStore(Store):
     def read(self, *queries: Query) -> list[list[Row]]:
         self.check_usable()
         try:
-            with self.mutex if self.in_memory else _nothing:
+            with self.mutex:
                 pooled = self.engine.raw_connection()
                 try:
                     connection: Any = pooled.driver_connection
-                    return self.patiently(lambda: [connection.execute(*query).fetchall() for query in queries])
+                    return self.patiently(lambda: _read(connection, queries))
                 finally:
                     pooled.close()
         except (sqlite3.Error, sa.exc.DBAPIError) as error:
-            raise translated(error) from error
+            raise self.translated(error) from error
 
     def create_namespace(self, namespace: str, queue_id: str) -> None:
         self.read(
@@ -135,17 +142,30 @@ class SqliteStore(Store):
     def bell(self, ns: int) -> Bell:
         return self._bell
 
+    def let_go(self) -> None:
+        """Close all idle connections; to be called with the mutex held, when there are no others."""
+        self._bell.close()
+        self.engine.dispose()
+
     def after_fork(self) -> None:
-        self.mutex = threading.RLock()
         if self.in_memory:
             raise QueueClosed("an in-memory queue stays with the process that opened it; use a file to share one")
-        super().after_fork()
-        self._bell = FileBell(self)
 
     def close(self) -> None:
         if not self.closed:
             self._bell.close()
         super().close()
+
+
+def _read(connection: Any, queries: Sequence[Query]) -> list[list[Row]]:
+    """All queries on the same state of the database."""
+    if len(queries) == 1:
+        return [connection.execute(*queries[0]).fetchall()]
+    connection.execute("BEGIN")
+    try:
+        return [connection.execute(*query).fetchall() for query in queries]
+    finally:
+        connection.rollback()
 
 
 class SqliteTransaction(Transaction):
@@ -191,7 +211,7 @@ class SqliteTransaction(Transaction):
         if self.items:
             self._connection.executemany(_INSERT_ITEM, [(*row, self.ns) for row in self.items])
         self.store.reach("half-written")
-        for sql, params, expect in self.writes:
+        for sql, params, expect, _ in sorted(self.writes, key=lambda write: write.last):
             touched = execute(sql, params).rowcount
             if expect is not None and touched != expect:
                 raise SpanMoved(f"{touched} rows were touched where {expect} should have been")
@@ -279,21 +299,22 @@ class FileBell:
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
-        self._lock = threading.Lock()
         self._pooled: Any = None
+        self._opened = 0  # versions can only be compared on the connection they were read from
 
-    def listen(self) -> int:
-        with self._lock:
+    def listen(self) -> tuple[int, int]:
+        with self._store.mutex:
             if self._pooled is None:
                 self._pooled = self._store.engine.raw_connection()
+                self._opened += 1
             connection: Any = self._pooled.driver_connection
             try:
                 version: int = self._store.patiently(lambda: connection.execute("PRAGMA data_version").fetchone()[0])
             except sqlite3.Error as error:
                 raise translated(error) from error
-            return version
+            return self._opened, version
 
-    def wait(self, mark: int, seconds: float) -> None:
+    def wait(self, mark: tuple[int, int], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         pause = 0.002
         while not self._store.closed and self.listen() == mark:
@@ -304,19 +325,37 @@ class FileBell:
             pause = min(pause * 1.5, self._PERIOD)
 
     def close(self) -> None:
-        with self._lock:
+        with self._store.mutex:
             if self._pooled is not None:
                 self._pooled.close()
                 self._pooled = None
 
 
-class _Nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
+_forkable: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
+_held: list[SqliteStore] = []
 
 
-_nothing = _Nothing()
+def _before_fork() -> None:
+    """Close every handle on a file. SQLite keeps its locks by process: a child that inherits an open handle believes
+    in locks that only the parent has, and can lose what it writes. Both sides open new ones when they need them."""
+    for store in list(_forkable):
+        store.mutex.acquire()
+        _held.append(store)
+        if not store.closed:
+            store.let_go()
+
+
+def _after_fork_in_parent() -> None:
+    while _held:
+        _held.pop().mutex.release()
+
+
+def _after_fork_in_child() -> None:
+    while _held:
+        _held.pop().mutex = threading.RLock()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 def translated(error: Exception) -> LeaseError:
