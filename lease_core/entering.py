@@ -105,91 +105,91 @@ def _available(item: WorkItem, now: int) -> int:
 
 def restore(unit: Unit, items: Sequence[PendingItem], principal: str | None) -> list[Receipt]:
     """Put drained items back, here or in another queue. What was restored before is left alone."""
-    requests = [p.item.request_id for p in items if p.item.request_id is not None]
-    ranges = selects.merged(sorted((p.sequence_id, p.sequence_id) for p in items))
-    spans = selects.overlapping(unit.store, unit.transaction.ns, ranges)
-    stored = selects.items(unit.store, unit.transaction.ns, ranges)
-    ids = unit.store.pack([p.sequence_id for p in items])
-    origins = [
-        Query(f"SELECT queue_id, origin_id, id FROM omnirelay_origin WHERE ns = ? AND {key} {unit.store.member}", given)
-        for key, given in (("origin_id", (unit.transaction.ns, ids)), ("id", (unit.transaction.ns, ids)))
-    ]
-    lookups = by_request_id(unit, requests)
-    rows = unit.fetch(*lookups, *origins, *spans, *stored)
-    at = len(lookups)
-    known: dict[str, int] = dict(chain.from_iterable(rows[:at]))
-    here = {(queue, origin): own for queue, origin, own in chain(*rows[at : at + 2])}
-    unit.load(chain.from_iterable(rows[at + 2 : at + 2 + len(spans)]))
-    by_id = {row[0]: row for row in chain.from_iterable(rows[at + 2 + len(spans) :])}
-    if known:
-        at_once = selects.merged(sorted((own, own) for own in known.values()))
-        unit.load(chain.from_iterable(unit.fetch(*selects.overlapping(unit.store, unit.ns, at_once))))
-    foreign = set(here.values())
-    return [_restore_one(unit, pending, known, here, foreign, by_id, principal) for pending in items]
-
-
-def _restore_one(
-    unit: Unit,
-    pending: PendingItem,
-    known: dict[str, int],
-    here: dict[tuple[str, int], int],
-    foreign: set[int],
-    by_id: dict[int, Row],
-    principal: str | None,
-) -> Receipt:
-    sequence_id, queue_id = pending.sequence_id, _origin(pending)
-    arrived = here.get((queue_id, sequence_id))
-    if arrived is not None:
-        return Receipt(arrived, True)
-    if sequence_id in by_id and sequence_id not in foreign and _same_item(unit, pending, by_id[sequence_id]):
-        return _restore_own(unit, sequence_id, pending, principal)
-    if pending.item.request_id is not None and pending.item.request_id in known:
-        return _restore_own(unit, known[pending.item.request_id], pending, principal)
-    own_id = sequence_id
-    if sequence_id in by_id:
-        own_id = unit.head.next_id
-    unit.head.next_id = max(unit.head.next_id, own_id + 1)
-    row = payload.to_row(own_id, to_micros(pending.enqueued_at), pending.item)
-    by_id[own_id] = (own_id, *row[2:], row[1])
-    if pending.item.request_id is not None:
-        known[pending.item.request_id] = own_id
-    if queue_id != unit.head.queue_id:
-        here[queue_id, sequence_id] = own_id
-        foreign.add(own_id)
-        unit.transaction.write(_INSERT_ORIGIN, (unit.ns, queue_id, sequence_id, pending.namespace, own_id))
-    unit.transaction.insert_items([row])
-    _restore_new(unit, pending, own_id, principal)
-    return Receipt(own_id)
-
-
-def _same_item(unit: Unit, pending: PendingItem, row: Row) -> bool:
-    """Whether the item that has this id here is the very one that was drained."""
-    if pending.queue_id is not None:
-        return pending.queue_id == unit.head.queue_id
-    same: bool = (
-        row[7] == to_micros(pending.enqueued_at) and payload.to_item(row, pending.item.priority) == pending.item
+    ns, store = unit.transaction.ns, unit.store
+    requests = by_request_id(unit, [p.item.request_id for p in items if p.item.request_id is not None])
+    origins = Query(
+        f"SELECT queue_id, origin_id, id FROM omnirelay_origin WHERE ns = ? AND origin_id {store.member}",
+        (ns, store.pack([p.sequence_id for p in items])),
     )
-    return same
+    arrived, *known = unit.fetch(origins, *requests)
+    here = _Here(
+        unit,
+        {(queue, origin): own for queue, origin, own in arrived},
+        dict(chain.from_iterable(known)),
+        [p.sequence_id for p in items],
+    )
+    return [here.restore(pending, principal) for pending in items]
+
+
+class _Here:
+    """What this queue knows of items that are to be restored."""
+
+    def __init__(
+        self, unit: Unit, arrived: dict[tuple[str, int], int], by_request: dict[str, int], ids: list[int]
+    ) -> None:
+        self._unit = unit
+        self._arrived = arrived
+        self._by_request = by_request
+        ranges = selects.merged(sorted((i, i) for i in {*ids, *by_request.values()}))
+        spans = selects.overlapping(unit.store, unit.ns, ranges)
+        found = unit.fetch(*spans, *selects.items(unit.store, unit.ns, ranges))
+        unit.load(chain.from_iterable(found[: len(spans)]))
+        self._rows: dict[int, Row] = {row[0]: row for row in chain.from_iterable(found[len(spans) :])}
+
+    def restore(self, pending: PendingItem, principal: str | None) -> Receipt:
+        if self._is_here(pending):
+            return self._put_back(pending.sequence_id, pending, principal)
+        before = self._arrived.get((_origin(pending), pending.sequence_id))
+        if before is not None:
+            return Receipt(before, True)
+        request = pending.item.request_id
+        if request is not None and request in self._by_request:
+            return self._put_back(self._by_request[request], pending, principal)
+        return self._add(pending, principal)
+
+    def _is_here(self, pending: PendingItem) -> bool:
+        """Whether the item that has this id here is the very one. Ids can be used again once an item is forgotten."""
+        row = self._rows.get(pending.sequence_id)
+        if row is None or pending.queue_id not in (None, self._unit.head.queue_id):
+            return False
+        same: bool = row[7] == to_micros(pending.enqueued_at)
+        return same and payload.to_item(row, pending.item.priority) == pending.item
+
+    def _put_back(self, own_id: int, pending: PendingItem, principal: str | None) -> Receipt:
+        """The item is still known here: if it is drained it comes back, otherwise it did already."""
+        unit = self._unit
+        [(_, _, span)] = unit.parts(own_id, own_id)
+        if span is None or span.state is not State.DRAINED:
+            return Receipt(own_id, True)
+        part = unit.carve(span, own_id, own_id)
+        item = payload.to_item(self._rows[own_id], part.priority)
+        outcome = decide(part, Restore(_available(item, unit.now)), unit.now)
+        assert isinstance(outcome, Moved)
+        assert outcome.to is not None
+        outcome = Moved(with_key(unit, outcome.to, item), outcome.events)
+        unit.apply(part, outcome, principal=principal, items=[item], error=pending.last_error)
+        return Receipt(own_id)
+
+    def _add(self, pending: PendingItem, principal: str | None) -> Receipt:
+        unit, head = self._unit, self._unit.head
+        own_id = head.next_id if pending.sequence_id in self._rows else pending.sequence_id
+        head.next_id = max(head.next_id, own_id + 1)
+        row = payload.to_row(own_id, to_micros(pending.enqueued_at), pending.item)
+        unit.transaction.insert_items([row])
+        self._rows[own_id] = (own_id, *row[2:], row[1])
+        if pending.item.request_id is not None:
+            self._by_request[pending.item.request_id] = own_id
+        origin = _origin(pending)
+        if (origin, pending.sequence_id) != (head.queue_id, own_id):
+            self._arrived[origin, pending.sequence_id] = own_id
+            unit.transaction.write(_INSERT_ORIGIN, (unit.ns, origin, pending.sequence_id, pending.namespace, own_id))
+        _restore_new(unit, pending, own_id, principal)
+        return Receipt(own_id)
 
 
 def _origin(pending: PendingItem) -> str:
     """The queue an item comes from, as far as it is known."""
     return pending.queue_id or (f"namespace:{pending.namespace}" if pending.namespace else "")
-
-
-def _restore_own(unit: Unit, own_id: int, pending: PendingItem, principal: str | None) -> Receipt:
-    """The item is still known here: if it is drained it comes back, otherwise it did already."""
-    [(_, _, span)] = unit.parts(own_id, own_id)
-    if span is None or span.state is not State.DRAINED:
-        return Receipt(own_id, True)
-    part = unit.carve(span, own_id, own_id)
-    outcome = decide(part, Restore(_available(pending.item, unit.now)), unit.now)
-    assert isinstance(outcome, Moved)
-    to = outcome.to
-    assert to is not None
-    outcome = Moved(with_key(unit, to, pending.item), outcome.events)
-    unit.apply(part, outcome, principal=principal, items=[pending.item], error=pending.last_error)
-    return Receipt(own_id)
 
 
 def _restore_new(unit: Unit, pending: PendingItem, own_id: int, principal: str | None) -> None:

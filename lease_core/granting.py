@@ -25,7 +25,7 @@ _PROMOTE = (
 )
 _EXPIRED = (
     f"SELECT {selects.SPAN_COLUMNS} FROM omnirelay_span WHERE ns = ? AND state = 2 AND expires_at <= ? "
-    "ORDER BY expires_at LIMIT ?"
+    "ORDER BY expires_at, first LIMIT ?"
 )
 _NEXT_DUE = "SELECT min(available_at) FROM omnirelay_span WHERE ns = ? AND state = 1 AND ready <> 1 AND ready = 2"
 _NEXT_EXPIRY = "SELECT min(expires_at) FROM omnirelay_span WHERE ns = ? AND state = 2 AND expires_at > ?"

@@ -19,7 +19,7 @@ import msgspec
 import sqlalchemy as sa
 
 from lease_core.config import QueueConfig
-from lease_core.errors import LeaseError, QueueClosed, StoreUnavailable
+from lease_core.errors import LeaseError, QueueClosed, StoreError, StoreUnavailable
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -210,9 +210,10 @@ class Store(ABC):
         results: list[T] = []
         while True:
             try:
-                if doubt is not None and self._settled(ns, doubt):
-                    return results[-1]
-                doubt = None
+                if doubt is not None:
+                    if self._settled(ns, doubt):
+                        return results[-1]
+                    doubt = None
                 with self.begin(ns) as transaction:
                     results.append(work(transaction))
                     transaction.commit()
@@ -223,6 +224,10 @@ class Store(ABC):
                 cause = lost.__cause__
             except SpanMoved as moved:
                 cause = moved
+            except StoreError as error:
+                if doubt is None:
+                    raise
+                cause = error  # what became of the commit is still not known
             if time.monotonic() + pause > deadline:
                 raise StoreUnavailable(_gave_up(cause, doubt, self.config.store_timeout)) from cause
             time.sleep(pause * random.uniform(0.5, 1))
@@ -235,6 +240,10 @@ class Store(ABC):
                 Query("SELECT nonce FROM omnirelay_log WHERE ns = ? AND last = ?", (ns, doubt.number))
             )
         return bool(rows) and rows[0][0] == doubt.nonce
+
+    def patiently(self, act: Callable[[], T]) -> T:
+        """Do ``act``, again and again where another process may be in the way for a moment."""
+        return act()
 
     def check_usable(self) -> None:
         if self.closed:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from lease_core.errors import SchemaMissing, SchemaOutdated, SchemaTooNew, StoreUnavailable
+from lease_core.errors import SchemaError, SchemaMissing, SchemaOutdated, SchemaTooNew
 from lease_core.store import schema
 from lease_core.store.base import Store
 
@@ -28,40 +28,57 @@ def ensure(store: Store, auto: bool) -> None:
         raise SchemaMissing(f"the database holds no queue yet: {_REMEDY}")
     if not auto:
         raise SchemaOutdated(f"the database has schema {revision}, this code needs {schema.REVISION}: {_REMEDY}")
+    if revision is None and _has_table(store, schema.head.name):
+        raise SchemaError(
+            f"the database has a queue's tables but no {schema.VERSION_TABLE} to say which version they are: "
+            "restore the whole backup, or drop the omnirelay_ tables to start anew"
+        )
     try:
-        _upgrade(store.engine)
+        _upgrade(store)
     except sa.exc.DBAPIError as error:
         raise store.translated(error) from error
 
 
+def _has_table(store: Store, name: str) -> bool:
+    with store.engine.connect() as connection:
+        return sa.inspect(connection).has_table(name)
+
+
 def _revision(store: Store) -> str | None:
     try:
-        with store.engine.connect() as connection:
-            if not sa.inspect(connection).has_table(schema.VERSION_TABLE):
-                return None
-            found = connection.exec_driver_sql(f"SELECT version_num FROM {schema.VERSION_TABLE}").scalar()
-            return None if found is None else str(found)
+        return store.patiently(lambda: _read_revision(store))
     except sa.exc.DBAPIError as error:
-        raise StoreUnavailable(
-            f"the database cannot be opened ({error.orig}): check the url and that it is running"
-        ) from error
+        raise store.translated(error) from error
 
 
-def _upgrade(engine: sa.Engine) -> None:
+def _read_revision(store: Store) -> str | None:
+    if not _has_table(store, schema.VERSION_TABLE):
+        return None
+    with store.engine.connect() as connection:
+        found = connection.exec_driver_sql(f"SELECT version_num FROM {schema.VERSION_TABLE}").scalar()
+        return None if found is None else str(found)
+
+
+def _upgrade(store: Store) -> None:
     """Run the migrations in one transaction, one process at a time."""
-    from alembic import command
+    from alembic import command  # takes a while to import, and is seldom needed
     from alembic.config import Config
+    from alembic.util import CommandError
 
+    engine = store.engine
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.set_main_option("path_separator", "os")
     lock = "BEGIN EXCLUSIVE" if engine.dialect.name == "sqlite" else f"BEGIN; SELECT pg_advisory_xact_lock({_LOCK})"
     with engine.connect() as connection:
-        connection.exec_driver_sql(lock)
+        store.patiently(lambda: connection.exec_driver_sql(lock))
         try:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
             connection.exec_driver_sql("COMMIT")
+        except CommandError as error:
+            connection.exec_driver_sql("ROLLBACK")
+            raise SchemaError(f"no migration leads from the database's schema to {schema.REVISION}: {error}") from error
         except BaseException:
             connection.exec_driver_sql("ROLLBACK")
             raise

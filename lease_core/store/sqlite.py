@@ -78,13 +78,9 @@ class SqliteStore(Store):
 
     def _prepare(self, connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:
         level = "FULL" if self.config.durability == "full" else "NORMAL"
-        connection.execute(f"PRAGMA synchronous = {level}")
-        if not self.in_memory and connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-            try:
-                self.patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"))
-            except sqlite3.OperationalError as error:
-                if "readonly" not in str(error):  # a read-only file is read as it is
-                    raise
+        self.patiently(lambda: connection.execute(f"PRAGMA synchronous = {level}"))
+        if not self.in_memory:
+            self.patiently(lambda: _write_ahead(connection))
 
     def translated(self, error: Exception) -> LeaseError:
         return translated(error)
@@ -129,8 +125,8 @@ class SqliteStore(Store):
         while True:
             try:
                 return act()
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            except (sqlite3.OperationalError, sa.exc.OperationalError) as error:
+                if not _is_busy(error):
                     raise
                 moment = time.monotonic()
                 deadline = deadline or moment + self.config.store_timeout
@@ -166,6 +162,20 @@ def _read(connection: Any, queries: Sequence[Query]) -> list[list[Row]]:
         return [connection.execute(*query).fetchall() for query in queries]
     finally:
         connection.rollback()
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:  # a read-only file is read as it is
+                raise
+
+
+def _is_busy(error: Exception) -> bool:
+    cause: Any = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+    return getattr(cause, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 class SqliteTransaction(Transaction):
