@@ -21,6 +21,8 @@ import sqlalchemy as sa
 from lease_core.config import QueueConfig
 from lease_core.errors import LeaseError, QueueClosed, StoreError, StoreUnavailable
 
+_AT_HAND = 8
+
 T = TypeVar("T")
 Row = tuple[Any, ...]
 Clock = Callable[[], float]
@@ -162,10 +164,30 @@ class Store(ABC):
         self.probe: Probe | None = None
         self.closed = False
         self._pid = os.getpid()
+        self._at_hand: list[Any] = []
         self.engine = self._engine()
 
     @abstractmethod
     def _engine(self) -> sa.Engine: ...
+
+    def take(self) -> Any:
+        """A connection of the pool. The few last used are kept at hand: going through the pool takes longer than
+        some statements do."""
+        try:
+            return self._at_hand.pop()
+        except IndexError:
+            return self.engine.raw_connection()
+
+    def put_back(self, pooled: Any) -> None:
+        """Give a connection back that is fit for use by others."""
+        if self.closed or len(self._at_hand) >= _AT_HAND:
+            pooled.close()
+        else:
+            self._at_hand.append(pooled)
+
+    def _put_down(self) -> None:
+        while self._at_hand:
+            self._at_hand.pop().close()
 
     @abstractmethod
     def pack(self, values: Sequence[Any]) -> Any:
@@ -254,6 +276,8 @@ class Store(ABC):
 
     def after_fork(self) -> None:
         """Leave the parent's connections to the parent and start with none."""
+        self._inherited = self._at_hand  # never let go of, or the parent's sessions would end with them
+        self._at_hand = []
         self.engine.dispose(close=False)
 
     def reach(self, point: str) -> None:
@@ -264,6 +288,8 @@ class Store(ABC):
     def close(self) -> None:
         if not self.closed:
             self.closed = True
+            if os.getpid() == self._pid:
+                self._put_down()
             self.engine.dispose(close=os.getpid() == self._pid)
 
 

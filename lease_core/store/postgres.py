@@ -10,11 +10,12 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import psycopg
 import sqlalchemy as sa
-from psycopg.types.numeric import Int8BinaryDumper
+from psycopg.types.numeric import Int8, Int8BinaryDumper
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from lease_core.config import QueueConfig
@@ -133,11 +134,11 @@ class PostgresStore(Store):
         return translated(cause) if isinstance(cause, psycopg.Error) else StoreError(str(cause))
 
     def pack(self, values: Sequence[Any]) -> list[Any]:
-        return list(values)
+        return _array(values)
 
     def connect(self) -> Any:
         try:
-            return self.engine.raw_connection()
+            return self.take()
         except (psycopg.OperationalError, sa.exc.OperationalError) as error:
             raise ConnectionLost from error
 
@@ -169,9 +170,15 @@ class PostgresStore(Store):
         except psycopg.Error as error:
             raise self.failure(pooled, error) from error
         finally:
-            if wire.busy:
-                pooled.invalidate()
+            self.done_with(pooled)
+
+    def done_with(self, pooled: Any) -> None:
+        """Give a connection back, or throw it away if an exchange on it was broken off."""
+        if self.wire(pooled).busy:
+            pooled.invalidate()
             pooled.close()
+        else:
+            self.put_back(pooled)
 
     def failure(self, pooled: Any, error: psycopg.Error) -> Exception:
         """What to raise for the driver's error. A connection that is of no use any more leaves the pool."""
@@ -303,9 +310,7 @@ class PostgresTransaction(Transaction):
                 self._wire.exchange([("ROLLBACK", ())])
             except psycopg.Error:
                 self._wire.busy = True  # of no use any more; the server rolls back when it goes
-        if self._wire.busy:
-            self._pooled.invalidate()
-        self._pooled.close()
+        self.store.done_with(self._pooled)
 
 
 class JoinedPostgresTransaction(PostgresTransaction):
@@ -340,37 +345,50 @@ class JoinedPostgresTransaction(PostgresTransaction):
 
 
 def _as_one(writes: Sequence[Write]) -> Statement:
-    """One statement that does all of the writes, and fails by itself if one does not touch what it should."""
-    parts = [f"w{i} AS ({write.sql} RETURNING 1)" for i, write in enumerate(writes)]
+    """One statement that does all of the writes."""
+    sql = _combined(tuple((write.sql, write.expect) for write in writes))
+    return sql, [value for write in writes for value in write.params]
+
+
+@lru_cache(maxsize=1024)
+def _combined(writes: tuple[tuple[str, int | None], ...]) -> str:
+    """The statement's text. It fails by itself if a part does not touch as many rows as it should."""
+    parts = [f"w{i} AS ({sql} RETURNING 1)" for i, (sql, _) in enumerate(writes)]
     counts = [
-        f"WHEN (SELECT count(*) FROM w{i}) <> {int(write.expect)} "
-        f"THEN ((SELECT count(*) FROM w{i}) || ' rows touched, not {int(write.expect)}')::integer"
-        for i, write in enumerate(writes)
-        if write.expect is not None
+        f"WHEN (SELECT count(*) FROM w{i}) <> {int(expect)} "
+        f"THEN ((SELECT count(*) FROM w{i}) || ' rows touched, not {int(expect)}')::integer"
+        for i, (_, expect) in enumerate(writes)
+        if expect is not None
     ]
     outcome = f"CASE {' '.join(counts)} ELSE 1 END" if counts else "1"
-    return f"WITH {', '.join(parts)} SELECT {outcome}", [value for write in writes for value in write.params]
+    return f"WITH {', '.join(parts)} SELECT {outcome}"
+
+
+def _array(values: Sequence[Any]) -> list[Any]:
+    """A list whose numbers all travel as bigint, whatever the first of them would fit in."""
+    return [Int8(value) for value in values] if values and type(values[0]) is int else list(values)
 
 
 def _item_insert(ns: int, rows: list[Row]) -> Write:
     """One statement for all rows. A column that is the same in every row travels once."""
-    chosen, arrays, names, params = [], [], [], []
-    uniform: list[Any] = [ns]
-    for (name, kind), values in zip(_ITEM_COLUMNS, zip(*rows, strict=True), strict=True):
-        if name != "id" and values.count(values[0]) == len(values):
-            chosen.append(f"?::{kind}")
-            uniform.append(values[0])
-        else:
-            chosen.append(f"u.{name}")
-            arrays.append(f"?::{kind}[]")
-            names.append(name)
-            params.append(list(values))
-    columns = ", ".join(name for name, _ in _ITEM_COLUMNS)
-    sql = (
-        f"INSERT INTO omnirelay_item (ns, {columns}) SELECT ?::integer, {', '.join(chosen)} "
-        f"FROM unnest({', '.join(arrays)}) AS u({', '.join(names)})"
+    columns = list(zip(*rows, strict=True))
+    varying = tuple(at == 0 or values.count(values[0]) < len(values) for at, values in enumerate(columns))
+    once = [values[0] for values, varies in zip(columns, varying, strict=True) if not varies]
+    arrays = [_array(values) for values, varies in zip(columns, varying, strict=True) if varies]
+    return Write(_item_insert_sql(varying), [ns, *once, *arrays])
+
+
+@lru_cache(maxsize=256)
+def _item_insert_sql(varying: tuple[bool, ...]) -> str:
+    several = [(name, kind) for (name, kind), varies in zip(_ITEM_COLUMNS, varying, strict=True) if varies]
+    chosen = [
+        f"u.{name}" if varies else f"?::{kind}" for (name, kind), varies in zip(_ITEM_COLUMNS, varying, strict=True)
+    ]
+    return (
+        f"INSERT INTO omnirelay_item (ns, {', '.join(name for name, _ in _ITEM_COLUMNS)}) "
+        f"SELECT ?::integer, {', '.join(chosen)} FROM unnest({', '.join(f'?::{kind}[]' for _, kind in several)}) "
+        f"AS u({', '.join(name for name, _ in several)})"
     )
-    return Write(sql, uniform + params)
 
 
 def channel(ns: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from lease_core.machine import Ended, Span, State
 from lease_core.store.base import Query, Row, Store
@@ -69,7 +70,7 @@ def overlapping(store: Store, ns: int, ranges: Sequence[Range]) -> list[Query]:
             "SELECT t.* FROM unnest(?::bigint[], ?::bigint[]) AS r(lo, hi) CROSS JOIN LATERAL "
             f"({one.format(lo='r.lo', hi='r.hi')}) t"
         )
-        return [Query(sql, (*_columns(ranges), ns, ns))]
+        return [Query(sql, (*_columns(store, ranges), ns, ns))]
     sql = one.format(lo="?", hi="?")
     return [Query(sql, (ns, hi, ns, lo, lo)) for lo, hi in ranges]
 
@@ -81,7 +82,7 @@ def items(store: Store, ns: int, ranges: Sequence[Range], columns: str = ITEM_CO
             f"SELECT t.* FROM unnest(?::bigint[], ?::bigint[]) AS r(lo, hi) CROSS JOIN LATERAL "
             f"(SELECT {columns} FROM omnirelay_item WHERE ns = ? AND id BETWEEN r.lo AND r.hi) t"
         )
-        return [Query(sql, (*_columns(ranges), ns))]
+        return [Query(sql, (*_columns(store, ranges), ns))]
     sql = f"SELECT {columns} FROM omnirelay_item WHERE ns = ? AND id BETWEEN ? AND ? ORDER BY id"
     return [Query(sql, (ns, lo, hi)) for lo, hi in ranges]
 
@@ -95,8 +96,8 @@ def errors(ns: int, ranges: Sequence[Range]) -> list[Query]:
     return [Query(sql, (ns, lo, hi + LONGEST_ERROR_SPAN - 1, hi)) for lo, hi in ranges]
 
 
-def _columns(ranges: Sequence[Range]) -> tuple[list[int], list[int]]:
-    return [lo for lo, _ in ranges], [hi for _, hi in ranges]
+def _columns(store: Store, ranges: Sequence[Range]) -> tuple[Any, Any]:
+    return store.pack([lo for lo, _ in ranges]), store.pack([hi for _, hi in ranges])
 
 
 def merged(ranges: Sequence[Range]) -> list[Range]:

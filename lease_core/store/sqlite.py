@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import secrets
 import sqlite3
 import threading
 import time
@@ -98,12 +97,12 @@ class SqliteStore(Store):
         self.check_usable()
         try:
             with self.mutex:
-                pooled = self.engine.raw_connection()
+                pooled = self.take()
                 try:
                     connection: Any = pooled.driver_connection
                     return self.patiently(lambda: _read(connection, queries))
                 finally:
-                    pooled.close()
+                    self.put_back(pooled)
         except (sqlite3.Error, sa.exc.DBAPIError) as error:
             raise self.translated(error) from error
 
@@ -141,6 +140,7 @@ class SqliteStore(Store):
     def let_go(self) -> None:
         """Close all idle connections; to be called with the mutex held, when there are no others."""
         self._bell.close()
+        self._put_down()
         self.engine.dispose()
 
     def after_fork(self) -> None:
@@ -199,7 +199,7 @@ class SqliteTransaction(Transaction):
             raise translated(error) from error
 
     def _begin(self) -> None:
-        self._pooled = self.store.engine.raw_connection()
+        self._pooled = self.store.take()
         connection: Any = self._pooled.driver_connection
         self.store.patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
         self._connection = connection
@@ -211,7 +211,7 @@ class SqliteTransaction(Transaction):
         self.store.reach("locked")
 
     def log(self, first: int, last: int, document: bytes) -> None:
-        self.write(_INSERT_LOG, (self.ns, last, first, self.now, secrets.randbits(62), document))
+        self.write(_INSERT_LOG, (self.ns, last, first, self.now, 0, document))
 
     def notify(self) -> None:
         """Nothing to do: sleepers watch the file."""
@@ -221,10 +221,12 @@ class SqliteTransaction(Transaction):
         if self.items:
             self._connection.executemany(_INSERT_ITEM, [(*row, self.ns) for row in self.items])
         self.store.reach("half-written")
-        for sql, params, expect, _ in sorted(self.writes, key=lambda write: write.last):
-            touched = execute(sql, params).rowcount
-            if expect is not None and touched != expect:
-                raise SpanMoved(f"{touched} rows were touched where {expect} should have been")
+        for late in (False, True):
+            for sql, params, expect, last in self.writes:
+                if last is late:
+                    touched = execute(sql, params).rowcount
+                    if expect is not None and touched != expect:
+                        raise SpanMoved(f"{touched} rows were touched where {expect} should have been")
 
     def commit(self) -> None:
         if not (self.writes or self.items):
@@ -245,7 +247,7 @@ class SqliteTransaction(Transaction):
                 connection: Any = self._pooled.driver_connection
                 if connection.in_transaction:
                     connection.rollback()
-                self._pooled.close()
+                self.store.put_back(self._pooled)
         finally:
             self.store.mutex.release()
 
