@@ -70,26 +70,28 @@ class Hold:
         self._duration = min(((each.expires_at - each.granted_at).total_seconds() for each in given), default=0.0)
         asked = min((asked_at.of(each.token.lease_id) for each in given), default=0.0)
         self._trusted_until = asked + self._duration * _TRUST
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self.last_error: LeaseError | None = None
 
     def __enter__(self) -> Hold:
         if self._held:
             if time.monotonic() > self._trusted_until - self._duration / 2:
                 self._beat()  # not much is left, or it is not known how much: find out before the block runs
-            self._thread = threading.Thread(target=self._run, name="lease-hold", daemon=True)
-            self._thread.start()
+            # who talks to the database may be kept waiting by it, so another one watches the clock
+            for name, duty in (("lease-heartbeat", self._keep_beating), ("lease-watch", self._watch)):
+                self._threads.append(threading.Thread(target=duty, name=name, daemon=True))
+                self._threads[-1].start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout=5.0)
+        for thread in self._threads:
+            thread.join(timeout=1.0)
 
     @property
     def lost(self) -> tuple[Lease, ...]:
         """The leases that must not be acted on any more. Empty, and so false, while all is well."""
-        if self._held and self._thread is not None and time.monotonic() > self._trusted_until:
+        if self._threads and time.monotonic() > self._trusted_until:
             self._give_up(list(self._held))
         with self._lock:
             return tuple(self._lost.values())
@@ -116,14 +118,16 @@ class Hold:
             for lease in [leases] if isinstance(leases, Lease) else leases:
                 self._held.pop(lease.token, None)
 
-    def _run(self) -> None:
+    def _keep_beating(self) -> None:
         pause = min(self._queue.config.beat_every, self._duration / 3)
         while not self._stop.wait(pause):
-            if not self._held:
-                continue
             self._beat()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(max(0.0, self._trusted_until - time.monotonic()) + 0.001):
             if time.monotonic() > self._trusted_until:
                 self._give_up(list(self._held))
+                return
 
     def _beat(self) -> None:
         with self._lock:

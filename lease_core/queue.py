@@ -37,7 +37,7 @@ from lease_core.model import (
     SweepResult,
     WorkItem,
 )
-from lease_core.store import migrate, open_store
+from lease_core.store import migrate, open_store, shown
 from lease_core.store.base import HEAD_COLUMNS as _HEAD_COLUMNS
 from lease_core.store.base import Clock, Head, Query, Store, Transaction
 from lease_core.unit import Unit
@@ -121,7 +121,7 @@ class LeaseQueue:
         self.close()
 
     def __repr__(self) -> str:
-        return f"LeaseQueue({self._store.url.render_as_string(hide_password=True)!r}, namespace={self.namespace!r})"
+        return f"LeaseQueue({shown(self._store.url)!r}, namespace={self.namespace!r})"
 
     # Coming in
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lease_core.errors import EventsPruned, InvalidInput
 from lease_core.leaving import forget
+from lease_core.machine import Span
 from lease_core.store import selects
 from lease_core.store.base import Query
 from lease_core.unit import Unit
@@ -22,15 +23,16 @@ def forget_finished(unit: Unit, retention: int) -> tuple[int, bool]:
     unit.fetch()
     [rows] = unit.fetch(Query(_FINISHED, (unit.ns, unit.now - retention)))
     left = ITEMS_AT_ONCE
-    forgotten = 0
+    dropped: list[Span] = []
     for span in unit.load(rows):
         if left <= 0:
             break
         part = unit.carve(span, span.first, min(span.last, span.first + left - 1))
         unit.drop(part)
-        forget(unit, part)
+        dropped.append(part)
         left -= len(part)
-        forgotten += len(part)
+    forget(unit, dropped)
+    forgotten = sum(map(len, dropped))
     return forgotten, forgotten >= ITEMS_AT_ONCE or len(rows) == 100
 
 

@@ -41,7 +41,7 @@ _UPDATE_HEAD = (
     f"UPDATE omnirelay_head SET {', '.join(f'{field} = ?' for field in Head.__struct_fields__[4:])} "
     "WHERE ns = ? AND number = ? AND epoch = ?"  # the first four are what a namespace is born with
 )
-_INSERT_ERROR = (
+INSERT_ERROR = (
     "INSERT INTO omnirelay_error (ns, last, number, nth, first, attempt, at, peer, error) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
@@ -262,7 +262,7 @@ class Unit:
         """Hand everything to the transaction, to be written when it commits."""
         self._write_spans()
         for error in self._errors:
-            self.transaction.write(_INSERT_ERROR, error)
+            self.transaction.write(INSERT_ERROR, error)
         if self.lanes:
             sql = _OPEN_LANES.format(member=self.store.member)
             lanes = self.store.pack(sorted(self.lanes))

@@ -15,13 +15,19 @@ def parse(url: str | sa.URL) -> sa.URL:
     """The URL, if it names a database that can hold a queue."""
     try:
         parsed = sa.make_url(url)
-    except sa.exc.ArgumentError:
+    except (sa.exc.ArgumentError, ValueError):
         raise InvalidInput("url", "is not a database URL; use sqlite:///path or postgresql://user@host/db") from None
     if parsed.drivername not in ("sqlite", "sqlite+pysqlite", *_POSTGRES):
         raise InvalidInput(
             "url", f"{parsed.drivername} is not supported; use sqlite:///path or postgresql://user@host/db"
         )
     return parsed
+
+
+def shown(url: sa.URL) -> str:
+    """The URL for people and logs, without its secrets."""
+    secret = {name: "***" for name in url.query if "pass" in name}
+    return url.update_query_dict(secret).render_as_string(hide_password=True)
 
 
 def open_store(url: str | sa.URL, config: QueueConfig, clock: Clock | None) -> Store:

@@ -249,7 +249,7 @@ class Store(ABC):
             except StoreError as error:
                 if doubt is None:
                     raise
-                cause = error  # what became of the commit is still not known
+                cause = error.__cause__ or error  # what became of the commit is still not known
             if time.monotonic() + pause > deadline:
                 raise StoreUnavailable(_gave_up(cause, doubt, self.config.store_timeout)) from cause
             time.sleep(pause * random.uniform(0.5, 1))

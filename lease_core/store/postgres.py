@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 import sqlalchemy as sa
-from psycopg.types.numeric import Int8, Int8BinaryDumper
+from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from lease_core.config import QueueConfig
@@ -106,7 +106,8 @@ class PostgresStore(Store):
         return engine
 
     def _prepare(self, connection: psycopg.Connection[Row], _entry: ConnectionPoolEntry) -> None:
-        connection.adapters.register_dumper(int, Int8BinaryDumper)
+        for dumper in (Int8Dumper, Int8BinaryDumper):  # all numbers travel as bigint, alone or in lists
+            connection.adapters.register_dumper(int, dumper)
         before = connection.autocommit
         connection.autocommit = True
         durable = "on" if self.config.durability == "full" else "off"
@@ -134,7 +135,7 @@ class PostgresStore(Store):
         return translated(cause) if isinstance(cause, psycopg.Error) else StoreError(str(cause))
 
     def pack(self, values: Sequence[Any]) -> list[Any]:
-        return _array(values)
+        return list(values)
 
     def connect(self) -> Any:
         try:
@@ -364,17 +365,12 @@ def _combined(writes: tuple[tuple[str, int | None], ...]) -> str:
     return f"WITH {', '.join(parts)} SELECT {outcome}"
 
 
-def _array(values: Sequence[Any]) -> list[Any]:
-    """A list whose numbers all travel as bigint, whatever the first of them would fit in."""
-    return [Int8(value) for value in values] if values and type(values[0]) is int else list(values)
-
-
 def _item_insert(ns: int, rows: list[Row]) -> Write:
     """One statement for all rows. A column that is the same in every row travels once."""
     columns = list(zip(*rows, strict=True))
     varying = tuple(at == 0 or values.count(values[0]) < len(values) for at, values in enumerate(columns))
     once = [values[0] for values, varies in zip(columns, varying, strict=True) if not varies]
-    arrays = [_array(values) for values, varies in zip(columns, varying, strict=True) if varies]
+    arrays = [list(values) for values, varies in zip(columns, varying, strict=True) if varies]
     return Write(_item_insert_sql(varying), [ns, *once, *arrays])
 
 

@@ -111,6 +111,19 @@ def merged(ranges: Sequence[Range]) -> list[Range]:
     return joined
 
 
+def without(whole: Range, holes: Sequence[Range]) -> list[Range]:
+    """What is left of a range when others, in order and disjoint, are taken out of it."""
+    lo, hi = whole
+    left = []
+    for first, last in holes:
+        if last < lo or first > hi:
+            continue
+        if lo < first:
+            left.append((lo, first - 1))
+        lo = last + 1
+    return [*left, (lo, hi)] if lo <= hi else left
+
+
 _READY = (
     "FROM omnirelay_span WHERE ns = ? AND state = 1 AND ready = 1 ORDER BY priority DESC, available_at, first LIMIT ?"
 )
