@@ -132,13 +132,13 @@ def _first_of(unit: Unit, candidates: list[Span], limit: int) -> list[Span]:
 
 def _last_errors(unit: Unit, spans: list[Span]) -> dict[int, str]:
     """The latest error of each item that has one."""
-    ranges = [(span.first, span.last) for span in spans if span.has_errors]
-    if not ranges:
+    troubled = [span for span in spans if span.has_errors]
+    if not troubled:
         return {}
-    latest: dict[int, str] = {}
-    for (lo, hi), rows in zip(ranges, unit.fetch(*selects.errors(unit.ns, ranges)), strict=True):
-        for first, last, *_, error in rows:
-            latest.update((i, error) for i in range(max(first, lo), min(last, hi) + 1))
+    ranges = selects.merged(sorted((span.first, span.last) for span in troubled))
+    found = chain.from_iterable(unit.fetch(*selects.errors(unit.store, unit.ns, ranges)))
+    ids = [i for lo, hi in ranges for i in range(lo, hi + 1)]
+    latest = {i: records[-1].error for i, records in payload.errors_by_item(found, ids).items()}
     for first, last, message in unit.unsaved_errors():
         latest.update((i, message) for i in range(first, last + 1))
     return latest

@@ -60,7 +60,7 @@ def describe(unit: Unit, spans: Sequence[Span]) -> list[PendingItem]:
     ranges = selects.merged(sorted((span.first, span.last) for span in spans))
     troubled = selects.merged(sorted((span.first, span.last) for span in spans if span.has_errors))
     item_queries = selects.items(unit.store, unit.ns, ranges)
-    found = unit.fetch(*item_queries, *selects.errors(unit.ns, troubled))
+    found = unit.fetch(*item_queries, *selects.errors(unit.store, unit.ns, troubled))
     return assemble(
         spans,
         list(chain.from_iterable(found[: len(item_queries)])),
@@ -141,7 +141,7 @@ def forget(unit: Unit, spans: Sequence[Span]) -> None:
             unit.transaction.write(sql, (unit.ns, span.first, span.last))
     gone = selects.merged(sorted((span.first, span.last) for span in spans if span.has_errors))
     if gone:
-        rows = set(chain.from_iterable(unit.fetch(*selects.errors(unit.ns, gone))))
+        rows = set(chain.from_iterable(unit.fetch(*selects.errors(unit.store, unit.ns, gone))))
         for row in rows:
             _cut_error(unit, row, gone)
 

@@ -47,6 +47,7 @@ Tokens = LeaseToken | Lease | Iterable[LeaseToken | Lease]
 
 DEFAULT_NAMESPACE = "resourcelease"
 _FORGET_EVERY = 5.0
+_MOST_LISTED = 100_000
 
 
 class LeaseQueue:
@@ -378,7 +379,7 @@ class LeaseQueue:
         return self._set_aside(State.DEAD, after, limit)
 
     def _set_aside(self, state: State, after: int, limit: int) -> list[PendingItem]:
-        limits.count("limit", limit, self.config.max_batch)
+        limits.count("limit", limit, _MOST_LISTED)
         _not_negative("after", after)
         return reading.set_aside(self._store, self._ns, state, after, limit, self.namespace, self.queue_id)
 
@@ -410,12 +411,12 @@ class LeaseQueue:
         Raises ``EventsPruned`` if the log no longer reaches back to there.
         """
         _not_negative("after", after)
-        limits.count("limit", limit, 100_000)
+        limits.count("limit", limit, _MOST_LISTED)
         return reading.events(self._store, self._ns, self.namespace, after, limit)
 
     def leases(self, limit: int = 1_000) -> list[Lease]:
         """Leases now held by anybody, those that end soonest first."""
-        limits.count("limit", limit, self.config.max_batch)
+        limits.count("limit", limit, _MOST_LISTED)
         return reading.leases(self._store, self._ns, limit)
 
     def inspect(self, ids: int | Iterable[int]) -> list[ItemStatus]:

@@ -163,9 +163,13 @@ def set_aside(
     rest = _limited((span.cut(max(span.first, after + 1), span.last) for span in spans if span.last > after), limit)
     ranges = selects.merged([(span.first, span.last) for span in rest])
     item_queries = selects.items(store, ns, ranges)
-    found = store.read(*item_queries, *selects.errors(ns, ranges)) if rest else []
+    found = store.read(*item_queries, *selects.errors(store, ns, _troubled(rest))) if rest else []
     item_rows = list(chain.from_iterable(found[: len(item_queries)]))
     return leaving.assemble(rest, item_rows, list(chain.from_iterable(found[len(item_queries) :])), namespace, queue_id)
+
+
+def _troubled(spans: Sequence[Span]) -> list[selects.Range]:
+    return selects.merged(sorted((span.first, span.last) for span in spans if span.has_errors))
 
 
 def _limited(spans: Iterator[Span], limit: int) -> list[Span]:
@@ -184,7 +188,7 @@ def _statuses(store: Store, ns: int, spans: list[Span]) -> list[ItemStatus]:
         return []
     ranges = selects.merged(sorted((span.first, span.last) for span in spans))
     item_queries = selects.items(store, ns, ranges)
-    found = store.read(*item_queries, *selects.errors(ns, ranges))
+    found = store.read(*item_queries, *selects.errors(store, ns, _troubled(spans)))
     rows = {row[0]: row for row in chain.from_iterable(found[: len(item_queries)])}
     errors = payload.errors_by_item(list(chain.from_iterable(found[len(item_queries) :])), list(rows))
     return [

@@ -323,6 +323,8 @@ class JoinedPostgresTransaction(PostgresTransaction):
 
     def _begin(self, statements: Sequence[Statement]) -> list[list[Row]]:
         self._open = True
+        if not isinstance(self._given, psycopg.Connection):
+            raise InvalidInput("connection", f"must be a SQLAlchemy or psycopg connection, not {self._given!r}")
         if self._given.info.transaction_status == psycopg.pq.TransactionStatus.IDLE and self._given.autocommit:
             raise InvalidInput("connection", "is in autocommit mode; begin a transaction on it first")
         return [[], *self._exchange(statements)]

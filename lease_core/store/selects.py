@@ -12,7 +12,6 @@ Range = tuple[int, int]
 Fetch = Callable[..., list[list[Row]]]
 
 SPAN_COLUMNS = ", ".join(Span.__struct_fields__)
-_SPAN = ", ".join(f"s.{column}" for column in Span.__struct_fields__)
 NAME_COLUMNS = "id, resource_type, resource_id, partition_key"
 ITEM_COLUMNS = f"{NAME_COLUMNS}, request_id, extra, body, enqueued_at"
 ERROR_COLUMNS = "first, last, number, nth, attempt, at, peer, error"
@@ -59,41 +58,41 @@ def to_span(row: Row) -> Span:
     )
 
 
+_OVERLAPPING = (
+    f"SELECT * FROM (SELECT {SPAN_COLUMNS} FROM omnirelay_span WHERE ns = ? AND first <= {{lo}} "
+    f"ORDER BY first DESC LIMIT 1) b "
+    f"UNION ALL SELECT {SPAN_COLUMNS} FROM omnirelay_span WHERE ns = ? AND first > {{lo}} AND first <= {{hi}}"
+)
+_RANGES = "SELECT t.* FROM unnest(?::bigint[], ?::bigint[]) AS r(lo, hi) CROSS JOIN LATERAL ({query}) t"
+
+
 def overlapping(store: Store, ns: int, ranges: Sequence[Range]) -> list[Query]:
-    """The spans that any of the id ranges touches. Spans never overlap, so the one before ``lo`` is looked up first."""
-    one = (
-        f"SELECT {_SPAN} FROM omnirelay_span s WHERE s.ns = ? AND s.first <= {{hi}} AND s.first >= coalesce("
-        "(SELECT max(b.first) FROM omnirelay_span b WHERE b.ns = ? AND b.first <= {lo}), {lo})"
-    )
+    """The spans that any of the id ranges touches, and at most one before each: spans never overlap."""
     if len(ranges) > 1 and store.lateral:
-        sql = (
-            "SELECT t.* FROM unnest(?::bigint[], ?::bigint[]) AS r(lo, hi) CROSS JOIN LATERAL "
-            f"({one.format(lo='r.lo', hi='r.hi')}) t"
-        )
+        sql = _RANGES.format(query=_OVERLAPPING.format(lo="r.lo", hi="r.hi"))
         return [Query(sql, (*_columns(store, ranges), ns, ns))]
-    sql = one.format(lo="?", hi="?")
-    return [Query(sql, (ns, hi, ns, lo, lo)) for lo, hi in ranges]
+    sql = _OVERLAPPING.format(lo="?", hi="?")
+    return [Query(sql, (ns, lo, ns, lo, hi)) for lo, hi in ranges]
 
 
 def items(store: Store, ns: int, ranges: Sequence[Range], columns: str = ITEM_COLUMNS) -> list[Query]:
     """The items of the id ranges: whole, or with ``NAME_COLUMNS`` their names."""
+    one = f"SELECT {columns} FROM omnirelay_item WHERE ns = ? AND id BETWEEN {{lo}} AND {{hi}}"
     if len(ranges) > 1 and store.lateral:
-        sql = (
-            f"SELECT t.* FROM unnest(?::bigint[], ?::bigint[]) AS r(lo, hi) CROSS JOIN LATERAL "
-            f"(SELECT {columns} FROM omnirelay_item WHERE ns = ? AND id BETWEEN r.lo AND r.hi) t"
-        )
-        return [Query(sql, (*_columns(store, ranges), ns))]
-    sql = f"SELECT {columns} FROM omnirelay_item WHERE ns = ? AND id BETWEEN ? AND ? ORDER BY id"
+        return [Query(_RANGES.format(query=one.format(lo="r.lo", hi="r.hi")), (*_columns(store, ranges), ns))]
+    sql = one.format(lo="?", hi="?") + " ORDER BY id"
     return [Query(sql, (ns, lo, hi)) for lo, hi in ranges]
 
 
-def errors(ns: int, ranges: Sequence[Range]) -> list[Query]:
-    """The error rows that concern any of the id ranges, oldest first."""
-    sql = (
-        f"SELECT {ERROR_COLUMNS} FROM omnirelay_error WHERE ns = ? AND last >= ? AND last <= ? AND first <= ? "
-        "ORDER BY number, nth"
+def errors(store: Store, ns: int, ranges: Sequence[Range]) -> list[Query]:
+    """The error rows that concern any of the id ranges; one that concerns several may come several times."""
+    one = (
+        f"SELECT {ERROR_COLUMNS} FROM omnirelay_error WHERE ns = ? AND last >= {{lo}} "
+        f"AND last <= {{hi}} + {LONGEST_ERROR_SPAN - 1} AND first <= {{hi}}"
     )
-    return [Query(sql, (ns, lo, hi + LONGEST_ERROR_SPAN - 1, hi)) for lo, hi in ranges]
+    if len(ranges) > 1 and store.lateral:
+        return [Query(_RANGES.format(query=one.format(lo="r.lo", hi="r.hi")), (*_columns(store, ranges), ns))]
+    return [Query(one.format(lo="?", hi="?"), (ns, lo, hi, hi)) for lo, hi in ranges]
 
 
 def _columns(store: Store, ranges: Sequence[Range]) -> tuple[Any, Any]:

@@ -22,6 +22,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
 from lease_core.config import QueueConfig
 from lease_core.errors import (
+    InvalidInput,
     LeaseError,
     QueueClosed,
     StoreBusy,
@@ -264,11 +265,13 @@ class JoinedSqliteTransaction(SqliteTransaction):
 
     def _begin(self) -> None:
         connection = self._given
+        if not isinstance(connection, sqlite3.Connection):
+            raise InvalidInput("connection", f"must be a SQLAlchemy or sqlite3 connection, not {connection!r}")
         if not connection.in_transaction:
             self.store.patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
         else:  # a transaction that has only read so far gets the write lock here, or fails
             connection.execute("UPDATE omnirelay_head SET number = number WHERE ns = ?", (self.ns,))
-        self._connection = connection
+        self._connection = PlainRows(connection)
         self._locked()
 
     def commit(self) -> None:
@@ -279,6 +282,24 @@ class JoinedSqliteTransaction(SqliteTransaction):
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+class PlainRows:
+    """Somebody's connection, with rows as plain tuples whatever they have set it to."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, sql: str, params: Sequence[Any] = ()) -> sqlite3.Cursor:
+        return self._cursor().execute(sql, params)
+
+    def executemany(self, sql: str, rows: Sequence[Row]) -> sqlite3.Cursor:
+        return self._cursor().executemany(sql, rows)
+
+    def _cursor(self) -> sqlite3.Cursor:
+        cursor = self._connection.cursor()
+        cursor.row_factory = None
+        return cursor
 
 
 class MemoryBell:
