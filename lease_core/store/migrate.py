@@ -28,35 +28,28 @@ def ensure(store: Store, auto: bool) -> None:
         raise SchemaMissing(f"the database holds no queue yet: {_REMEDY}")
     if not auto:
         raise SchemaOutdated(f"the database has schema {revision}, this code needs {schema.REVISION}: {_REMEDY}")
-    if revision is None and _has_table(store, schema.head.name):
-        raise SchemaError(
-            f"the database has a queue's tables but no {schema.VERSION_TABLE} to say which version they are: "
-            "restore the whole backup, or drop the omnirelay_ tables to start anew"
-        )
     try:
         _upgrade(store)
     except sa.exc.DBAPIError as error:
         raise store.translated(error) from error
 
 
-def _has_table(store: Store, name: str) -> bool:
-    with store.engine.connect() as connection:
-        return sa.inspect(connection).has_table(name)
-
-
 def _revision(store: Store) -> str | None:
+    def read() -> str | None:
+        with store.engine.connect() as connection:
+            return _read_revision(connection)
+
     try:
-        return store.patiently(lambda: _read_revision(store))
+        return store.patiently(read)
     except sa.exc.DBAPIError as error:
         raise store.translated(error) from error
 
 
-def _read_revision(store: Store) -> str | None:
-    if not _has_table(store, schema.VERSION_TABLE):
+def _read_revision(connection: sa.Connection) -> str | None:
+    if not sa.inspect(connection).has_table(schema.VERSION_TABLE):
         return None
-    with store.engine.connect() as connection:
-        found = connection.exec_driver_sql(f"SELECT version_num FROM {schema.VERSION_TABLE}").scalar()
-        return None if found is None else str(found)
+    found = connection.exec_driver_sql(f"SELECT version_num FROM {schema.VERSION_TABLE}").scalar()
+    return None if found is None else str(found)
 
 
 def _upgrade(store: Store) -> None:
@@ -73,6 +66,11 @@ def _upgrade(store: Store) -> None:
     with engine.connect() as connection:
         store.patiently(lambda: connection.exec_driver_sql(lock))
         try:
+            if _read_revision(connection) is None and sa.inspect(connection).has_table(schema.head.name):
+                raise SchemaError(
+                    f"the database has a queue's tables but no {schema.VERSION_TABLE} to say which version they are: "
+                    "restore the whole backup, or drop the omnirelay_ tables to start anew"
+                )
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
             connection.exec_driver_sql("COMMIT")
