@@ -60,7 +60,7 @@ def _upgrade(store: Store) -> None:
 
     engine = store.engine
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     lock = "BEGIN EXCLUSIVE" if engine.dialect.name == "sqlite" else f"BEGIN; SELECT pg_advisory_xact_lock({_LOCK})"
     with engine.connect() as connection:
