@@ -163,6 +163,13 @@ class _Here:
             return Receipt(own_id, True)
         part = unit.carve(span, own_id, own_id)
         item = payload.to_item(self._rows[own_id], part.priority)
+        if pending.queue_id not in (None, unit.head.queue_id):
+            # it has been elsewhere since: what happened to it there comes back with it
+            unit.forget_errors([part])
+            unit.drop(part)
+            enqueued_at = to_datetime(self._rows[own_id][7])
+            _restore_new(unit, replace(pending, item=item, enqueued_at=enqueued_at), own_id, principal)
+            return Receipt(own_id)
         outcome = decide(part, Restore(_available(item, unit.now)), unit.now)
         assert isinstance(outcome, Moved)
         assert outcome.to is not None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol
 
@@ -50,7 +51,7 @@ class Hold:
     alone, before the lease really ends, so that a holder which is cut off stops before another one starts.
     ``check()`` raises ``LeaseLost`` instead; call it before anything that others will see.
 
-    Leases that were completed, failed or released in the meantime are to be left out with ``forget``.
+    Leases that are completed, failed or released through the same queue object in the meantime are left out.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Hold:
         given = [leases] if isinstance(leases, Lease) else list(leases)
         self._held = {lease.token: lease for lease in given}
         self._lost: dict[LeaseToken, Lease] = {}
+        self._ending: set[LeaseToken] = set()
         self._on_lost = on_lost
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -118,6 +120,21 @@ class Hold:
             for lease in [leases] if isinstance(leases, Lease) else leases:
                 self._held.pop(lease.token, None)
 
+    @contextmanager
+    def ending(self, tokens: Sequence[LeaseToken]) -> Iterator[list[LeaseToken]]:
+        """While tokens are being completed, failed or released: a heartbeat that is refused because of that says
+        nothing. The block adds to the list it is given what was accepted; those are done with."""
+        accepted: list[LeaseToken] = []
+        with self._lock:
+            self._ending.update(tokens)
+        try:
+            yield accepted
+        finally:
+            with self._lock:
+                for token in accepted:
+                    self._held.pop(token, None)
+                self._ending.difference_update(tokens)
+
     def _keep_beating(self) -> None:
         pause = min(self._queue.config.beat_every, self._duration / 3)
         while not self._stop.wait(pause):
@@ -143,7 +160,9 @@ class Hold:
         if result.accepted:
             self._trusted_until = sent + self._duration * _TRUST
         if result.refused:
-            self._give_up([refusal.token for refusal in result.refused])
+            with self._lock:
+                ending = set(self._ending)
+            self._give_up([refusal.token for refusal in result.refused if refusal.token not in ending])
 
     def _give_up(self, tokens: Sequence[LeaseToken]) -> None:
         with self._lock:

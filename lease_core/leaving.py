@@ -11,7 +11,7 @@ from lease_core.machine import Drain, Moved, Purge, Requeue, Span, State, decide
 from lease_core.model import LeaseToken, PendingItem, to_datetime
 from lease_core.store import selects
 from lease_core.store.base import Query, Row
-from lease_core.unit import INSERT_ERROR, Unit
+from lease_core.unit import Unit
 
 # ready first, in the order in which they would have been leased; then delayed ones; then those behind their key
 _WAITING = (
@@ -26,7 +26,6 @@ _FORGET = tuple(
     f"DELETE FROM {table} WHERE ns = ? AND {column} BETWEEN ? AND ?"
     for table, column in (("omnirelay_item", "id"), ("omnirelay_origin", "id"))
 )
-_KEY = "ns = ? AND last = ? AND number = ? AND nth = ?"
 
 
 def drain(unit: Unit, limit: int, principal: str | None) -> list[PendingItem]:
@@ -139,25 +138,7 @@ def forget(unit: Unit, spans: Sequence[Span]) -> None:
     for span in spans:
         for sql in _FORGET:
             unit.transaction.write(sql, (unit.ns, span.first, span.last))
-    gone = selects.merged(sorted((span.first, span.last) for span in spans if span.has_errors))
-    if gone:
-        rows = set(chain.from_iterable(unit.fetch(*selects.errors(unit.store, unit.ns, gone))))
-        for row in rows:
-            _cut_error(unit, row, gone)
-
-
-def _cut_error(unit: Unit, row: Row, gone: Sequence[selects.Range]) -> None:
-    """Let an error row cover only those of its items that are still there."""
-    first, last, number, nth, *what = row
-    key = (unit.ns, last, number, nth)
-    *others, end = selects.without((first, last), gone) or [(0, 0)]
-    if end[1] == last:
-        unit.transaction.write(f"UPDATE omnirelay_error SET first = ? WHERE {_KEY}", (end[0], *key))
-    else:
-        unit.transaction.write(f"DELETE FROM omnirelay_error WHERE {_KEY}", key)
-        others += [end] if end[1] else []
-    for lo, hi in others:
-        unit.transaction.write(INSERT_ERROR, (unit.ns, hi, number, nth, lo, *what))
+    unit.forget_errors(spans)
 
 
 def _dead(unit: Unit, ids: Sequence[int]) -> tuple[list[Span], dict[int, Row]]:

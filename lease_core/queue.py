@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -71,6 +72,7 @@ class LeaseQueue:
         self._forget_at = time.monotonic() + _FORGET_EVERY
         self._forgetting = threading.Lock()
         self._asked_at = AskedAt()
+        self._holds: weakref.WeakSet[Hold] = weakref.WeakSet()
 
     # Opening
 
@@ -254,14 +256,16 @@ class LeaseQueue:
 
     def hold(self, leases: Lease | Sequence[Lease], on_lost: Callable[[tuple[Lease, ...]], None] | None = None) -> Hold:
         """A context manager that keeps leases alive from a thread and knows when they can't be trusted any more."""
-        return Hold(self, leases, on_lost, self._asked_at)
+        hold = Hold(self, leases, on_lost, self._asked_at)
+        self._holds.add(hold)
+        return hold
 
     def heartbeat(self, tokens: Tokens, *, duration: float | None = None, principal: str | None = None) -> AckResult:
         """Make leases last ``duration`` seconds from now (by default ``lease_duration``); never shorter than before."""
         listed = limits.tokens(tokens, self.config)
         lasting = limits.seconds("duration", self.config.lease_duration if duration is None else duration)
         return self._acknowledge(
-            listed, lambda claim, _, now: Heartbeat(claim, now + lasting), named=False, principal=principal
+            listed, lambda claim, _, now: Heartbeat(claim, now + lasting), heartbeat=True, principal=principal
         )
 
     def complete(
@@ -325,7 +329,7 @@ class LeaseQueue:
         make: acking.MakeAck,
         results: Sequence[bytes | None] | None = None,
         *,
-        named: bool = True,
+        heartbeat: bool = False,
         atomic: bool = False,
         error: str | None = None,
         principal: str | None = None,
@@ -334,18 +338,30 @@ class LeaseQueue:
         if not tokens:
             return AckResult()
 
-        return self._run(
-            lambda unit: acking.acknowledge(
-                unit,
-                tokens,
-                results or [None] * len(tokens),
-                make,
-                named=named,
-                atomic=atomic,
-                error=error,
-                principal=principal,
+        def once() -> AckResult:
+            return self._run(
+                lambda unit: acking.acknowledge(
+                    unit,
+                    tokens,
+                    results or [None] * len(tokens),
+                    make,
+                    named=not heartbeat,
+                    atomic=atomic,
+                    error=error,
+                    principal=principal,
+                )
             )
-        )
+
+        return once() if heartbeat else self._end(tokens, once)
+
+    def _end(self, tokens: list[LeaseToken], act: Callable[[], AckResult]) -> AckResult:
+        """End leases, and let those who hold them here know that it is meant."""
+        with ExitStack() as stack:
+            ended = [stack.enter_context(hold.ending(tokens)) for hold in list(self._holds)]
+            outcome = act()
+            for accepted in ended:
+                accepted.extend(outcome.accepted)
+            return outcome
 
     # Going out, and dead letters
 

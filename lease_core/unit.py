@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from lease_core import log
 from lease_core.log import Entry, Name
 from lease_core.machine import Moved, Span, State, join
 from lease_core.model import ErrorRecord, EventType, WorkItem, to_datetime, to_micros
+from lease_core.store import selects
 from lease_core.store.base import Head, Query, Row, Store, Transaction
 from lease_core.store.selects import LONGEST_ERROR_SPAN, to_span
 
@@ -41,10 +43,11 @@ _UPDATE_HEAD = (
     f"UPDATE omnirelay_head SET {', '.join(f'{field} = ?' for field in Head.__struct_fields__[4:])} "
     "WHERE ns = ? AND number = ? AND epoch = ?"  # the first four are what a namespace is born with
 )
-INSERT_ERROR = (
+_INSERT_ERROR = (
     "INSERT INTO omnirelay_error (ns, last, number, nth, first, attempt, at, peer, error) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
+_ERROR_KEY = "ns = ? AND last = ? AND number = ? AND nth = ?"
 # Exactly one item of a key is leased or can be; when there is none, it is the key's first.
 _OPEN_LANES = (
     "UPDATE omnirelay_span SET ready = CASE WHEN available_at <= ? THEN 1 ELSE 2 END WHERE ns = ? AND first IN ("
@@ -252,6 +255,25 @@ class Unit:
         """First id, last id and text of each error kept in this unit."""
         return [(first, last, error) for _, last, _, _, first, _, _, _, error in self._errors]
 
+    def forget_errors(self, spans: Sequence[Span]) -> None:
+        """Let no error row cover items of these spans any more."""
+        gone = selects.merged(sorted((span.first, span.last) for span in spans if span.has_errors))
+        if gone:
+            for row in set(chain.from_iterable(self.fetch(*selects.errors(self.store, self.ns, gone)))):
+                self._cut_error(row, gone)
+
+    def _cut_error(self, row: Row, gone: Sequence[selects.Range]) -> None:
+        first, last, number, nth, *what = row
+        key = (self.ns, last, number, nth)
+        *others, end = selects.without((first, last), gone) or [(0, 0)]
+        if end[1] == last:
+            self.transaction.write(f"UPDATE omnirelay_error SET first = ? WHERE {_ERROR_KEY}", (end[0], *key))
+        else:
+            self.transaction.write(f"DELETE FROM omnirelay_error WHERE {_ERROR_KEY}", key)
+            others += [end] if end[1] else []
+        for lo, hi in others:
+            self.transaction.write(_INSERT_ERROR, (self.ns, hi, number, nth, lo, *what))
+
     # Writing
 
     def touch_head(self) -> None:
@@ -262,7 +284,7 @@ class Unit:
         """Hand everything to the transaction, to be written when it commits."""
         self._write_spans()
         for error in self._errors:
-            self.transaction.write(INSERT_ERROR, error)
+            self.transaction.write(_INSERT_ERROR, error)
         if self.lanes:
             sql = _OPEN_LANES.format(member=self.store.member)
             lanes = self.store.pack(sorted(self.lanes))

@@ -13,6 +13,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -153,6 +154,7 @@ class Bell(Protocol):
 class Store(ABC):
     """A database with the schema in it. Safe to share between threads, and usable in a forked child."""
 
+    guard: AbstractContextManager[Any] = nullcontext()  # held by this process's writers, one at a time
     member: str  # SQL: "is one of the values bound here"
     lateral: bool  # whether one statement can look up many ranges (unnest and LATERAL)
     registers_waiters: bool  # whether sleepers must leave a note in the head row to be woken
@@ -236,7 +238,7 @@ class Store(ABC):
                     if self._settled(ns, doubt):
                         return results[-1]
                     doubt = None
-                with self.begin(ns) as transaction:
+                with self.guard, self.begin(ns) as transaction:
                     results.append(work(transaction))
                     transaction.commit()
                 return results[-1]
@@ -257,7 +259,7 @@ class Store(ABC):
 
     def _settled(self, ns: int, doubt: CommitInDoubt) -> bool:
         """Whether the commit in doubt happened. The lock makes a commit still under way finish first."""
-        with self.begin(ns) as transaction:
+        with self.guard, self.begin(ns) as transaction:
             [rows] = transaction.fetch(
                 Query("SELECT nonce FROM omnirelay_log WHERE ns = ? AND last = ?", (ns, doubt.number))
             )

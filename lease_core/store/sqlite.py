@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -138,6 +139,10 @@ class SqliteStore(Store):
     def bell(self, ns: int) -> Bell:
         return self._bell
 
+    @property
+    def guard(self) -> AbstractContextManager[Any]:  # type: ignore[override]
+        return self.mutex
+
     def let_go(self) -> None:
         """Close all idle connections; to be called with the mutex held, when there are no others."""
         self._bell.close()
@@ -187,7 +192,6 @@ class SqliteTransaction(Transaction):
         self._pooled: Any = None
 
     def __enter__(self) -> SqliteTransaction:
-        self.store.mutex.acquire()
         return self
 
     def fetch(self, *queries: Query) -> list[list[Row]]:
@@ -202,6 +206,8 @@ class SqliteTransaction(Transaction):
     def _begin(self) -> None:
         self._pooled = self.store.take()
         connection: Any = self._pooled.driver_connection
+        if connection.in_transaction:
+            connection.rollback()  # whoever had it last was interrupted
         self.store.patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
         self._connection = connection
         self._locked()
@@ -243,14 +249,11 @@ class SqliteTransaction(Transaction):
             self.store._bell.ring()
 
     def __exit__(self, *_: object) -> None:
-        try:
-            if self._pooled is not None:
-                connection: Any = self._pooled.driver_connection
-                if connection.in_transaction:
-                    connection.rollback()
-                self.store.put_back(self._pooled)
-        finally:
-            self.store.mutex.release()
+        if self._pooled is not None:
+            connection: Any = self._pooled.driver_connection
+            if connection.in_transaction:
+                connection.rollback()
+            self.store.put_back(self._pooled)
 
 
 class JoinedSqliteTransaction(SqliteTransaction):
@@ -259,9 +262,6 @@ class JoinedSqliteTransaction(SqliteTransaction):
     def __init__(self, store: SqliteStore, ns: int, connection: Any) -> None:
         super().__init__(store, ns)
         self._given = connection
-
-    def __enter__(self) -> JoinedSqliteTransaction:
-        return self
 
     def _begin(self) -> None:
         connection = self._given
