@@ -46,6 +46,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if cause := config.stash.get(_WHY_NO_POSTGRES, None):
         terminalreporter.section("WARNING: nothing was tested on PostgreSQL", sep="!", yellow=True, bold=True)
         terminalreporter.write_line(cause)
-        terminalreporter.write_line(
-            "Set OMNIRELAY_TEST_POSTGRES_URL to use a server that is already running."
-        )
+        terminalreporter.write_line("Set OMNIRELAY_TEST_POSTGRES_URL to use a server that is already running.")

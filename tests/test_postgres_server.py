@@ -107,9 +107,7 @@ def test_kill_leaves_no_process_behind(own_server: PostgresServer) -> None:
     own_server.stop()
 
 
-@pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="only Linux tells a child that its parent died"
-)
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a child that its parent died")
 def test_the_server_dies_with_a_killed_test_run(own_server: PostgresServer) -> None:
     with tempfile.TemporaryDirectory(prefix="omnirelay-postgres-") as directory:
         program = f"""

