@@ -1,0 +1,1 @@
+"""Measures the lease queue against what a user would pick instead: `python -m benchmarks --help`."""
