@@ -289,7 +289,8 @@ class Unit:
             sql = _OPEN_LANES.format(member=self.store.member)
             lanes = self.store.pack(sorted(self.lanes))
             self.transaction.write(sql, (self.now, self.ns, self.ns, lanes), last=True)
-            self.head.next_due = self.now  # what comes first in a lane now may be due at any time
+            # what comes first in a lane now may be due at any time
+            self.head.next_due = min(self.head.next_due or self.now, self.now)
         self._decide_backpressure()
         if self.entries:
             for entry, names in zip(self.entries, self._names, strict=True):

@@ -152,7 +152,7 @@ def test_the_server_killed_under_load_loses_nothing_acknowledged(own_server: Pos
         roles = [workers.produce, workers.consume] * 2
         crowd = [forks.start(role, url, "storm", tmp_path, f"{role.__name__}-{n}") for n, role in enumerate(roles)]
         try:
-            for _ in range(4):
+            for _ in range(3):
                 _await_progress(queue)
                 own_server.kill()
                 own_server.start()

@@ -326,9 +326,9 @@ class MemoryBell:
 
 
 class FileBell:
-    """For a file: asks SQLite whether another connection has written, some microseconds' work, 50 times a second."""
+    """For a file: asks SQLite whether another connection has written, some microseconds' work, 30 times a second."""
 
-    _PERIOD = 0.02
+    _PERIOD = 0.03
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store

@@ -348,8 +348,10 @@ def test_an_item_with_all_attempts_used_up_gets_one_more_after_its_restore(open_
     assert state(queue, 1) == "dead"
 
 
-def test_a_delay_still_holds_after_a_restore(open_queue: OpenQueue, clock: FakeClock) -> None:
-    source, target = open_queue("source"), open_queue("target")
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_delay_still_holds_after_a_restore(open_queue: OpenQueue, clock: FakeClock, where: str) -> None:
+    source = open_queue("source")
+    target = source if where == "here" else open_queue("target")
     source.enqueue(work(not_before=clock.now(60)))
     target.restore(source.drain())
     assert (target.stats().delayed, target.lease("worker")) == (1, [])

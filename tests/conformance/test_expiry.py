@@ -54,6 +54,19 @@ def test_a_second_sweep_finds_nothing(queue: LeaseQueue, clock: FakeClock) -> No
         assert queue.sweep() == SweepResult()
 
 
+@pytest.mark.parametrize("durations", [(60, 10), (10, 60)])
+def test_a_short_lease_runs_out_in_time_whatever_else_is_held(
+    queue: LeaseQueue, clock: FakeClock, durations: tuple[float, float]
+) -> None:
+    queue.enqueue(works(2))
+    leases = {duration: one(queue, duration=duration) for duration in durations}
+    queue.heartbeat(leases[60], duration=90)
+    clock.advance(10)
+    assert ids(queue.lease("heir", 2)) == [leases[10].token.sequence_id]
+    clock.advance(80)
+    assert sorted(ids(queue.lease("heir", 2))) == [1, 2]
+
+
 def test_sweep_ends_any_number_of_leases(queue: LeaseQueue, clock: FakeClock) -> None:
     queue.enqueue([work(str(n), priority=n % 2) for n in range(900)])
     for _ in range(450):

@@ -128,8 +128,9 @@ def test_names_and_partitions_of_a_batch_are_told_apart(queue: LeaseQueue) -> No
     assert [event.item for event in log(queue)] == batch * 3
 
 
-def test_each_token_in_the_log_is_the_one_handed_out(queue: LeaseQueue) -> None:
-    queue.enqueue(works(5))
+@pytest.mark.parametrize("priorities", [(0, 0, 0, 0, 0), (0, 1, 2, 3, 4), (1, 0, 1, 0, 1)])
+def test_each_token_in_the_log_is_the_one_handed_out(queue: LeaseQueue, priorities: tuple[int, ...]) -> None:
+    queue.enqueue([work(str(number), priority=number) for number in priorities])
     leases = queue.lease("worker", 5)
     queue.heartbeat([leases[4], leases[1]])
     queue.complete([leases[3], leases[0]])

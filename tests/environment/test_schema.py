@@ -6,6 +6,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -248,18 +249,11 @@ def open_together(url: str, at: float, n: int, pipe: Any) -> None:
 @pytest.mark.parametrize("round_", range(3))
 def test_eight_processes_open_a_new_database_at_once(bare_url: str, round_: int) -> None:
     at = time.time() + 0.5
-    pipes, processes = [], []
-    for n in range(8):
-        ours, theirs = context.Pipe()
-        process = running(open_together, bare_url, at, n, theirs)
-        process.__enter__()
-        processes.append(process)
-        pipes.append(ours)
-    try:
-        answers = [pipe.recv() if pipe.poll(60) else "no answer" for pipe in pipes]
-    finally:
-        for process in processes:
-            process.__exit__(None, None, None)
+    pipes = [context.Pipe() for _ in range(8)]
+    with ExitStack() as stack:
+        for n, (_, theirs) in enumerate(pipes):
+            stack.enter_context(running(open_together, bare_url, at, n, theirs))
+        answers = [ours.recv() if ours.poll(60) else "no answer" for ours, _ in pipes]
     assert [answer for answer in answers if isinstance(answer, str)] == []
     assert len({queue_id for queue_id, _ in answers}) == 1
     assert sorted(sequence_id for _, sequence_id in answers) == list(range(1, 9))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from functools import partial
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -34,6 +35,7 @@ def main(given: list[str] | None = None) -> int:
     total, started = Tally(), time.monotonic()
     until = started + asked.minutes * 60 if asked.minutes else None
     failure: HistoryFailed | None = None
+    echo = partial(console.print, markup=False, highlight=False)
     columns = (TextColumn("seed {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(str(first), total=None if until else runs)
@@ -41,7 +43,7 @@ def main(given: list[str] | None = None) -> int:
         while time.monotonic() < until if until else seed < first + runs:
             progress.update(bar, description=str(seed))
             history = History(seed, asked.url, asked.exclusive)
-            history.echo = console.print if asked.verbose else None
+            history.echo = echo if asked.verbose else None
             try:
                 total.add(history.run(asked.steps))
             except HistoryFailed as failed:
@@ -52,8 +54,6 @@ def main(given: list[str] | None = None) -> int:
     summary(total, time.monotonic() - started, console)
     if failure is not None:
         console.print(tell_failure(failure), style="red", markup=False, highlight=False, soft_wrap=True)
-        if asked.verbose:
-            console.print_exception()
     return 1 if failure else 0
 
 

@@ -191,6 +191,8 @@ class Model:
             return Receipt(item.id, True)
         item.wait(self._available(item.work))
         item.key = self._key(item.work)
+        if pending.queue_id != self.queue_id:
+            self._bring_along(item, pending)
         self._tell_restored(item, pending)
         return Receipt(item.id)
 
@@ -198,17 +200,20 @@ class Model:
         sequence_id = self.next_id if pending.sequence_id in self.items else pending.sequence_id
         item = self._new_item(sequence_id, pending.item, to_micros(pending.enqueued_at))
         item.origin = origin
-        item.attempt = pending.attempt
-        if pending.last_token is not None:
-            last = pending.last_token
-            item.token = LeaseToken(item.id, last.attempt, last.lease_id, last.fence)
-            item.ended = "released" if last.attempt == pending.attempt + 1 else None
-        item.errors = [(record.attempt, record.error, record.peer_id) for record in pending.errors]
         self._take_in(item)
-        if pending.dead_lettered:
-            item.finish("dead", self.now)
+        self._bring_along(item, pending)
         self._tell_restored(item, pending)
         return item
+
+    def _bring_along(self, item: Item, pending: PendingItem) -> None:
+        """What happened to the item elsewhere comes with it."""
+        last = pending.last_token
+        item.attempt, item.owner = pending.attempt, None
+        item.token = last and LeaseToken(item.id, last.attempt, last.lease_id, last.fence)
+        item.ended = "released" if last and last.attempt == pending.attempt + 1 else None
+        item.errors = [(record.attempt, record.error, record.peer_id) for record in pending.errors]
+        if pending.dead_lettered:
+            item.finish("dead", self.now)
 
     def _tell_restored(self, item: Item, pending: PendingItem) -> None:
         waits = item.state == "pending"
