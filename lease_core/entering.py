@@ -7,9 +7,10 @@ from itertools import chain
 
 from lease_core import payload
 from lease_core.errors import InvalidInput
-from lease_core.log import Entry
+from lease_core.log import Entry, raw
 from lease_core.machine import Ended, Moved, Restore, Span, State, decide, replace
 from lease_core.model import ErrorRecord, EventType, PendingItem, Receipt, WorkItem, to_datetime, to_micros
+from lease_core.payload import Prepared
 from lease_core.store import selects
 from lease_core.store.base import Query, Row
 from lease_core.unit import Unit
@@ -34,23 +35,23 @@ def by_request_id(unit: Unit, request_ids: list[str]) -> list[Query]:
     return [Query(sql, (unit.transaction.ns, unit.store.pack(request_ids)))]
 
 
-def enqueue(unit: Unit, items: Sequence[WorkItem], peer: str | None, principal: str | None) -> list[Receipt]:
+def enqueue(unit: Unit, items: Sequence[Prepared], peer: str | None, principal: str | None) -> list[Receipt]:
     """Add the items that are not here yet. Raises ``NoRoom``, adding nothing, if the queue takes no more now."""
-    asked = [item.request_id for item in items if item.request_id is not None]
+    asked = [prepared.item.request_id for prepared in items if prepared.item.request_id is not None]
     known: dict[str, int] = dict(chain.from_iterable(unit.fetch(*by_request_id(unit, asked))))
     head = unit.head
     receipts: list[Receipt] = []
-    fresh: list[WorkItem] = []
+    fresh: list[Prepared] = []
     first = head.next_id
-    for item in items:
-        request = item.request_id
+    for prepared in items:
+        request = prepared.item.request_id
         if request is not None and request in known:
             receipts.append(Receipt(known[request], True))
             continue
         if request is not None:
             known[request] = first + len(fresh)
         receipts.append(Receipt(first + len(fresh)))
-        fresh.append(item)
+        fresh.append(prepared)
     if fresh:
         check_room(unit, len(fresh))
         head.next_id += len(fresh)
@@ -68,14 +69,14 @@ def check_room(unit: Unit, count: int) -> None:
         raise NoRoom(head.pending, head.capacity, full=True)
 
 
-def _add(unit: Unit, first: int, items: list[WorkItem], peer: str | None, principal: str | None) -> None:
+def _add(unit: Unit, first: int, items: list[Prepared], peer: str | None, principal: str | None) -> None:
     now, exclusive = unit.now, unit.head.exclusive
-    unit.transaction.insert_items([payload.to_row(first + i, now, item) for i, item in enumerate(items)])
+    unit.transaction.insert_items([(first + i, now, *prepared.columns) for i, prepared in enumerate(items)])
     start = 0
     for stop in range(1, len(items) + 1):
-        if exclusive is None and stop < len(items) and _alike(items[start], items[stop], now):
+        if exclusive is None and stop < len(items) and _alike(items[start].item, items[stop].item, now):
             continue
-        item = items[start]
+        item = items[start].item
         key = payload.exclusive_key(item.resource_type, item.resource_id, item.partition_key, exclusive)
         span = Span(first + start, first + stop - 1, State.PENDING, item.priority, _available(item, now), key=key)
         entry = Entry(
@@ -88,7 +89,7 @@ def _add(unit: Unit, first: int, items: list[WorkItem], peer: str | None, princi
             peer=peer,
             principal=principal,
             available_at=span.available_at if span.available_at != now else None,
-            items=items[start:stop],
+            items=[prepared.json for prepared in items[start:stop]],
         )
         unit.record(entry)
         unit.add(span)
@@ -235,7 +236,7 @@ def _restore_new(unit: Unit, pending: PendingItem, own_id: int, principal: str |
         error=pending.last_error,
         errors=history,
         metadata={"originNamespace": pending.namespace or "", "originId": str(pending.sequence_id)},
-        items=[pending.item],
+        items=[raw(pending.item)],
     )
     unit.record(entry)
     unit.keep_error(span, *history)

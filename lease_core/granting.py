@@ -31,10 +31,18 @@ _NEXT_DUE = "SELECT min(available_at) FROM omnirelay_span WHERE ns = ? AND state
 _NEXT_EXPIRY = "SELECT min(expires_at) FROM omnirelay_span WHERE ns = ? AND state = 2 AND expires_at > ?"
 
 
-class Due(msgspec.Struct):
-    """What a lease call found: the leases or, if there were none, when looking again could pay."""
+class Granted(msgspec.Struct):
+    """A span that was leased, with what is needed to tell the caller of its items."""
 
-    leases: list[Lease]
+    span: Span
+    stored: dict[int, Row]
+    errors: dict[int, str]
+
+
+class Due(msgspec.Struct):
+    """What a lease call found: what was granted or, if nothing was, when looking again could pay."""
+
+    granted: list[Granted]
     next_at: int | None = None
     now: int = 0
     look_again: bool = False
@@ -62,16 +70,16 @@ def grant(unit: Unit, peer: str, limit: int, duration: int, retry: Retry, princi
     errors = _last_errors(unit, taken)
     lease_id = uuid.uuid4().hex
     expires_at = unit.now + duration
-    leases: list[Lease] = []
+    granted: list[Granted] = []
     for span in taken:
         command = Grant(lease_id, peer, unit.head.number + 1, expires_at)
         # what was ready once stays so, even if the clock has stepped back since
         outcome = decide(replace(span, available_at=min(span.available_at, unit.now)), command, unit.now)
         assert isinstance(outcome, Moved), outcome
-        granted = unit.apply(span, outcome, lambda i: payload.to_name(stored[i]), principal=principal)
-        assert granted is not None
-        leases.extend(_leases(granted, stored, errors))
-    return Due(leases)
+        leased = unit.apply(span, outcome, lambda i: payload.to_name(stored[i]), principal=principal)
+        assert leased is not None
+        granted.append(Granted(leased, stored, errors))
+    return Due(granted)
 
 
 def _is_past(bound: int | None, now: int) -> bool:
@@ -144,16 +152,18 @@ def _last_errors(unit: Unit, spans: list[Span]) -> dict[int, str]:
     return latest
 
 
-def _leases(span: Span, stored: dict[int, Row], errors: dict[int, str]) -> list[Lease]:
+def leases(granted: Granted) -> list[Lease]:
+    """The leases of one grant. Made after the commit: other writers need not wait for it."""
+    span, stored, errors = granted.span, granted.stored, granted.errors
     assert span.lease_id is not None
     assert span.owner is not None
     assert span.expires_at is not None
     granted_at, expires_at = to_datetime(span.available_at), to_datetime(span.expires_at)
-    leases = []
+    made = []
     for offset in range(len(span)):
         row = stored[span.first + offset]
         token = LeaseToken(span.first + offset, span.attempt, span.lease_id, span.fence + offset)
-        leases.append(
+        made.append(
             Lease(
                 payload.to_item(row, span.priority),
                 token,
@@ -164,7 +174,7 @@ def _leases(span: Span, stored: dict[int, Row], errors: dict[int, str]) -> list[
                 errors.get(span.first + offset),
             )
         )
-    return leases
+    return made
 
 
 def _nothing_to_lease(unit: Unit, wait: int) -> Due:

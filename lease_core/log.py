@@ -47,7 +47,7 @@ class Entry(msgspec.Struct, omit_defaults=True):
     errors: tuple[ErrorRecord, ...] = ()
     result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     metadata: dict[str, str] = {}
-    items: list[WorkItem] | None = None
+    items: list[msgspec.Raw] | None = None
     resource_type: str | list[str] | None = None
     resource_id: str | list[str] | None = None
     partition_key: str | list[str | None] | None = None
@@ -66,10 +66,16 @@ Name = tuple[str, str, str | None]
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Document)
+_item_decoder = msgspec.json.Decoder(WorkItem)
 
 
 def encode(at: int, entries: list[Entry]) -> bytes:
     return _encoder.encode(Document(SCHEMA_VERSION, at, entries))
+
+
+def raw(item: WorkItem) -> msgspec.Raw:
+    """The item as an entry holds it."""
+    return msgspec.Raw(_encoder.encode(item))
 
 
 def name_entry(entry: Entry, names: list[Name]) -> None:
@@ -130,7 +136,7 @@ def _event(namespace: str, number: int, at: Any, version: int, entry: Entry, ind
 
 def _item(entry: Entry, index: int) -> WorkItem | None:
     if entry.items is not None:
-        return entry.items[index]
+        return _item_decoder.decode(entry.items[index])
     if entry.resource_type is None or entry.resource_id is None:
         return None
     return WorkItem(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 
-from lease_core.log import Name
+from lease_core.log import Name, raw
 from lease_core.model import ErrorRecord, WorkItem, to_datetime
 from lease_core.store.base import Row
 
@@ -23,6 +24,18 @@ class _Extra(msgspec.Struct, omit_defaults=True):
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Extra)
+
+
+class Prepared(NamedTuple):
+    """An item as it will be stored and logged, made ready before anybody has to wait for it."""
+
+    item: WorkItem
+    json: msgspec.Raw
+    columns: Row
+
+
+def prepare(item: WorkItem) -> Prepared:
+    return Prepared(item, raw(item), to_row(0, 0, item)[2:])
 
 
 def to_row(sequence_id: int, enqueued_at: int, item: WorkItem) -> Row:

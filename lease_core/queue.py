@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from lease_core import acking, entering, granting, leaving, limits, reading, retention
+from lease_core import acking, entering, granting, leaving, limits, payload, reading, retention
 from lease_core.config import QueueConfig
 from lease_core.errors import (
     BackpressureActive,
@@ -153,12 +153,13 @@ class LeaseQueue:
             if patience:
                 raise InvalidInput("wait", "cannot be used with connection: it would hold your transaction open")
             return self._enqueue_joined(listed, connection, peer_id, principal)
+        prepared = [payload.prepare(item) for item in listed]
         deadline = time.monotonic() + patience
         bell = self._store.bell(self._ns) if patience else None
         while True:
             mark = bell.listen() if bell else None
             until = max(0.0, deadline - time.monotonic())
-            found = self._enqueue_once(listed, peer_id, principal, until)
+            found = self._enqueue_once(prepared, peer_id, principal, until)
             if isinstance(found, list):
                 return found
             if bell is None or time.monotonic() >= deadline:
@@ -166,7 +167,7 @@ class LeaseQueue:
             bell.wait(mark, deadline - time.monotonic())
 
     def _enqueue_once(
-        self, items: list[WorkItem], peer: str | None, principal: str | None, wait: float
+        self, items: list[payload.Prepared], peer: str | None, principal: str | None, wait: float
     ) -> list[Receipt] | entering.NoRoom:
         def work(unit: Unit) -> list[Receipt] | entering.NoRoom:
             try:
@@ -194,7 +195,7 @@ class LeaseQueue:
             if unit.head.queue_id != self.queue_id:
                 raise InvalidInput("connection", "is to another database than the one this queue is in")
             try:
-                receipts = entering.enqueue(unit, items, peer, principal)
+                receipts = entering.enqueue(unit, [payload.prepare(item) for item in items], peer, principal)
             except entering.NoRoom as refused:
                 raise _no_room(refused) from None
             unit.flush()
@@ -243,11 +244,12 @@ class LeaseQueue:
             due = self._grant_once(peer_id, limit, lasting, principal, round(left * 1_000_000))
             if due.look_again:
                 continue
-            if due.leases or bell is None or left <= 0:
-                if due.leases:
-                    self._asked_at.remember(due.leases[0].token.lease_id, asked_at)
+            if due.granted or bell is None or left <= 0:
+                leases = [lease for granted in due.granted for lease in granting.leases(granted)]
+                if leases:
+                    self._asked_at.remember(leases[0].token.lease_id, asked_at)
                 self._forget_sometimes()
-                return due.leases
+                return leases
             pause = left if due.next_at is None else min(left, max(0.0, (due.next_at - due.now) / 1_000_000))
             bell.wait(mark, pause)
 

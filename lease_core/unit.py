@@ -174,7 +174,7 @@ class Unit:
                 requeued=to_pending if requeued else None,
                 error=error,
                 metadata=metadata or {},
-                items=items,
+                items=None if items is None else [log.raw(item) for item in items],
             )
             if event is EventType.COMPLETED and to is not None and to.result is not None:
                 entry.result = msgspec.Raw(to.result)

@@ -1,8 +1,7 @@
-"""PostgreSQL, for many machines. Time is the server's; the lock is the namespace's head row.
+"""PostgreSQL, for many machines. Time is the server's; writers of a namespace take turns.
 
-An operation is two round trips: one that begins, locks the head row and reads, one that writes and commits. Statements
-travel in psycopg's pipeline mode. Every statement after the lock takes its own snapshot (READ COMMITTED), so it sees
-all that was committed before the lock was had.
+An operation is two round trips: one that begins, takes the lock and reads, one that writes and commits. Every statement
+after the lock takes its own snapshot (READ COMMITTED), so it sees all that was committed before the lock was had.
 """
 
 from __future__ import annotations
@@ -46,8 +45,10 @@ from lease_core.store.wire import Statement, Wire
 
 _CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
-# a locking subquery is run before anything around it, so the clock is read once the lock is had
-_LOCK = f"SELECT h.*, {_CLOCK} FROM (SELECT {HEAD_COLUMNS} FROM omnirelay_head WHERE ns = ? FOR UPDATE) h"
+# Writers of a namespace queue up for an advisory lock: with many of them it changes hands faster than a lock on the
+# head row, which each would have to look up again. What is read after it is as the last holder left it.
+_LOCK = "SELECT pg_advisory_xact_lock(7166359, ?::integer)"
+_HEAD = f"SELECT {HEAD_COLUMNS}, {_CLOCK} FROM omnirelay_head WHERE ns = ?"
 _SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _NOW = f"SELECT {_CLOCK}"
 _INSERT_LOG = "INSERT INTO omnirelay_log (ns, last, first, at, nonce, document) VALUES (?, ?, ?, ?, ?, ?)"
@@ -234,7 +235,7 @@ class PostgresTransaction(Transaction):
     def fetch(self, *queries: Query) -> list[list[Row]]:
         if self._open:
             return self._exchange(queries)
-        [_, [[*columns, now]], *rows] = self._begin([(_LOCK, (self.ns,)), *queries])
+        [_, _, [[*columns, now]], *rows] = self._begin([(_LOCK, (self.ns,)), (_HEAD, (self.ns,)), *queries])
         self.head = Head(*columns)
         self.now = now if self.store.clock is None else self.store.read_now()
         self.store.reach("locked")
