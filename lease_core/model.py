@@ -202,7 +202,8 @@ class LeaseEvent(Value, frozen=True):
 
     ``sequence_number`` is dense per namespace and follows commit order. ``sequence_id`` is the item's.
     ``item`` is whole where the item enters (Enqueued, Restored); later events carry its name only: resource type and
-    id, and partition key; a Heartbeat not even that. ``peer_id`` is who acted or, where nobody is named, the holder. ``pending`` and ``active`` are the queue's depth right after the event.
+    id, and partition key; a Heartbeat not even that. ``peer_id`` is who acted or, where nobody is named, the holder.
+    ``pending`` and ``active`` are the queue's depth right after the event.
     ``requeued`` says, of Failed, Expired and Restored, whether the item is pending again (else it is dead), and
     ``available_at`` from when on. ``attempt`` is how many it has used up. A Restored item brings its ``errors`` along.
     ``type`` is a plain string, so that a reader survives types it has never heard of.
