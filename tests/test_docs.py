@@ -22,7 +22,7 @@ def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "__page__"}
     for line, code in blocks(page):
-        exec(compile("\n" * line + code, str(page), "exec"), names)
+        exec(compile("\n" * line + code, str(page), "exec", dont_inherit=True), names)
 
 
 def test_there_are_pages_to_run() -> None:
