@@ -15,7 +15,16 @@ from typing import Any
 
 import msgspec
 
-from lease_core.model import SCHEMA_VERSION, ErrorRecord, EventType, LeaseEvent, LeaseToken, WorkItem, to_datetime
+from lease_core.model import (
+    SCHEMA_VERSION,
+    Completion,
+    ErrorRecord,
+    EventType,
+    LeaseEvent,
+    LeaseToken,
+    WorkItem,
+    to_datetime,
+)
 
 
 class Entry(msgspec.Struct, omit_defaults=True):
@@ -100,6 +109,25 @@ def expand(namespace: str, first: int, document: bytes, after: int = 0) -> Itera
         for index in range(max(0, after + 1 - number), entry.n):
             yield _event(namespace, number + index, at, parsed.v, entry, index)
         number += entry.n
+
+
+def completions(first: int, document: bytes) -> Iterator[Completion]:
+    """What one document says was completed with a result, an entry at a time rather than an event."""
+    parsed = _decoder.decode(document)
+    number = first
+    for entry in parsed.entries:
+        number += entry.n
+        if entry.type == EventType.COMPLETED and entry.id is not None and entry.result is not msgspec.UNSET:
+            yield Completion(
+                number - 1,
+                (entry.id, entry.id + entry.n - 1),
+                entry.lease or "",
+                entry.attempt or 0,
+                entry.fence or 0,
+                entry.peer,
+                to_datetime(parsed.at),
+                msgspec.json.decode(entry.result),
+            )
 
 
 def _event(namespace: str, number: int, at: Any, version: int, entry: Entry, index: int) -> LeaseEvent:

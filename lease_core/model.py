@@ -180,6 +180,22 @@ class ItemStatus(Value, frozen=True):
     errors: tuple[ErrorRecord, ...] = ()
 
 
+class Completion(Value, frozen=True):
+    """Neighbouring items that were completed together with the same result.
+
+    ``sequence_number`` is that of the last of their events, so completions are published in its order.
+    """
+
+    sequence_number: int
+    sequence_ids: tuple[int, int]
+    lease_id: str
+    attempt: int
+    fence: int
+    owner_peer_id: str | None
+    completed_at: datetime
+    result: Any = None
+
+
 class EventType(StrEnum):
     """What can happen to an item, as the log names it."""
 

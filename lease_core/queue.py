@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
+from datetime import datetime
 from types import TracebackType
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from lease_core import acking, entering, granting, leaving, limits, payload, reading, retention
+from lease_core import namespace as namespaces
 from lease_core.config import QueueConfig
 from lease_core.errors import (
     BackpressureActive,
-    ConfigConflict,
     InvalidInput,
     LeaseError,
     QueueFull,
-    SchemaMissing,
     describe,
 )
 from lease_core.hold import AskedAt, Hold
 from lease_core.machine import Complete, Fail, Heartbeat, Release, Retry, State
 from lease_core.model import (
     AckResult,
+    Completion,
     ItemStatus,
     Lease,
     LeaseEvent,
@@ -37,10 +37,10 @@ from lease_core.model import (
     Receipt,
     SweepResult,
     WorkItem,
+    to_datetime,
 )
 from lease_core.store import migrate, open_store, shown
-from lease_core.store.base import HEAD_COLUMNS as _HEAD_COLUMNS
-from lease_core.store.base import Clock, Head, Query, Store, Transaction
+from lease_core.store.base import Clock, Store, Transaction
 from lease_core.unit import Unit
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class LeaseQueue:
         try:
             auto = store.engine.dialect.name == "sqlite" if auto_migrate is None else auto_migrate
             migrate.ensure(store, auto)
-            head = _enter_namespace(store, namespace, config)
+            head = namespaces.enter(store, namespace, config)
         except BaseException:
             store.close()
             raise
@@ -432,6 +432,18 @@ class LeaseQueue:
         limits.count("limit", limit, _MOST_LISTED)
         return reading.events(self._store, self._ns, self.namespace, after, limit)
 
+    def completions(
+        self, after: int = 0, limit: int = 10_000, *, as_of: int | None = None
+    ) -> tuple[list[Completion], int]:
+        """What was completed with a result after number ``after`` (and up to ``as_of``), in the order of the log.
+
+        The second value is how far the log was read, at least ``limit`` events further if there are as many: pass it
+        as ``after`` to go on, until it no longer changes. Items that were completed together come as one.
+        """
+        _not_negative("after", after)
+        limits.count("limit", limit, _MOST_LISTED)
+        return reading.completions(self._store, self._ns, after, as_of, limit)
+
     def leases(self, limit: int = 1_000) -> list[Lease]:
         """Leases now held by anybody, those that end soonest first."""
         limits.count("limit", limit, _MOST_LISTED)
@@ -441,6 +453,14 @@ class LeaseQueue:
         """Where items stand: state, owner, attempts, errors, and the result of completed ones."""
         listed = limits.ids("ids", ids, self.config)
         return reading.inspect(self._store, self._ns, listed) if listed else []
+
+    def now(self) -> datetime:
+        """The time by the clock that leases go by: the server's on PostgreSQL, the machine's on SQLite."""
+        return to_datetime(self._store.read_now())
+
+    def readers(self) -> dict[str, int]:
+        """How far each registered reader of the log has come."""
+        return reading.readers(self._store, self._ns)
 
     # Tending
 
@@ -546,41 +566,3 @@ def _no_room(refused: entering.NoRoom) -> BackpressureActive:
 def _not_negative(where: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
         raise InvalidInput(where, f"must be a whole number, 0 or more (got {value!r})")
-
-
-def _enter_namespace(store: Store, namespace: str, config: QueueConfig) -> Head:
-    """Find the namespace's row, or make it, and give it the rules that were asked for."""
-    find = Query(f"SELECT {_HEAD_COLUMNS} FROM omnirelay_head WHERE namespace = ?", (namespace,))
-    [rows] = store.read(find)
-    if not rows:
-        store.create_namespace(namespace, uuid.uuid4().hex)
-        [rows] = store.read(find)
-    if not rows:
-        raise SchemaMissing(f"the namespace {namespace!r} could not be made")
-    head = Head(*rows[0])
-    asked = config.model_fields_set
-    wanted: dict[str, Any] = {}
-    if "high_watermark" in asked:
-        wanted |= {"high_mark": config.high_watermark, "low_mark": config.low_mark}
-    if "capacity" in asked:
-        wanted["capacity"] = config.capacity
-    if "exclusive" in asked:
-        wanted["exclusive"] = config.exclusive
-    if any(getattr(head, field) != value for field, value in wanted.items()):
-        store.run(head.ns, lambda transaction: _set_rules(store, transaction, wanted))
-    return head
-
-
-def _set_rules(store: Store, transaction: Transaction, wanted: dict[str, Any]) -> None:
-    unit = Unit(store, transaction)
-    unit.fetch()
-    head = unit.head
-    if wanted.get("exclusive", head.exclusive) != head.exclusive and (head.pending or head.active):
-        raise ConfigConflict(
-            f"exclusive: the queue is {head.exclusive or 'not exclusive'} and holds "
-            f"{head.pending + head.active} items; drain it before changing that"
-        )
-    for field, value in wanted.items():
-        setattr(head, field, value)
-    unit.touch_head()
-    unit.flush()

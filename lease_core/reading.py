@@ -10,7 +10,16 @@ import msgspec
 from lease_core import leaving, log, payload
 from lease_core.errors import EventsPruned
 from lease_core.machine import Span, State
-from lease_core.model import ErrorRecord, ItemStatus, Lease, LeaseEvent, PendingItem, QueueStats, to_datetime
+from lease_core.model import (
+    Completion,
+    ErrorRecord,
+    ItemStatus,
+    Lease,
+    LeaseEvent,
+    PendingItem,
+    QueueStats,
+    to_datetime,
+)
 from lease_core.store import selects
 from lease_core.store.base import HEAD_COLUMNS, Head, Query, Row, Store
 
@@ -62,7 +71,7 @@ def stats(store: Store, ns: int) -> QueueStats:
 def events(store: Store, ns: int, namespace: str, after: int, limit: int) -> list[LeaseEvent]:
     """Up to ``limit`` events after number ``after``; fewer if they are very large, none only at the end."""
     found: list[LeaseEvent] = []
-    for first, document in _documents(store, ns, after, limit):
+    for first, _, document in _documents(store, ns, after, limit):
         for event in log.expand(namespace, first, document, after):
             found.append(event)
             if len(found) == limit:
@@ -70,7 +79,23 @@ def events(store: Store, ns: int, namespace: str, after: int, limit: int) -> lis
     return found
 
 
-def _documents(store: Store, ns: int, after: int, limit: int) -> Iterator[tuple[int, bytes]]:
+def completions(store: Store, ns: int, after: int, upto: int | None, limit: int) -> tuple[list[Completion], int]:
+    """Completions with a result after number ``after``, and the number up to which the log was read for them."""
+    found: list[Completion] = []
+    for first, last, document in _documents(store, ns, after, limit):
+        for completion in log.completions(first, document):
+            if completion.sequence_number <= after:
+                continue
+            if upto is not None and completion.sequence_number > upto:
+                return found, upto
+            found.append(completion)
+        after = last
+        if upto is not None and after >= upto:
+            return found, upto
+    return found, after
+
+
+def _documents(store: Store, ns: int, after: int, limit: int) -> Iterator[tuple[int, int, bytes]]:
     """Log rows from ``after`` on, read in growing pages so that neither a few nor very many cost too much."""
     size = 0
     until = after + limit
@@ -87,11 +112,16 @@ def _documents(store: Store, ns: int, after: int, limit: int) -> Iterator[tuple[
         if not rows and after < pruned:
             raise EventsPruned(after, pruned + 1)
         for last, first, document in rows:
-            yield first, bytes(document)
+            yield first, last, bytes(document)
             size += len(document)
             after = last
         if len(rows) < page or after >= until or size > _PAGE_BYTES:
             return
+
+
+def readers(store: Store, ns: int) -> dict[str, int]:
+    [rows] = store.read(Query("SELECT name, cursor FROM omnirelay_reader WHERE ns = ? ORDER BY name", (ns,)))
+    return {str(name): int(cursor) for name, cursor in rows}
 
 
 def leases(store: Store, ns: int, limit: int) -> list[Lease]:

@@ -24,38 +24,9 @@ _ENDS = (None, *Ended)
 
 
 def to_span(row: Row) -> Span:
-    (
-        first,
-        last,
-        state,
-        priority,
-        available_at,
-        attempt,
-        lease_id,
-        owner,
-        fence,
-        expires_at,
-        ended,
-        key,
-        result,
-        errors,
-    ) = row
-    return Span(
-        first,
-        last,
-        _STATES[state],
-        priority,
-        available_at,
-        attempt,
-        lease_id,
-        owner,
-        fence,
-        expires_at,
-        ended and _ENDS[ended],
-        key,
-        result,
-        bool(errors),
-    )
+    first, last, state, *middle, ended, key, result, has_errors = row
+    fields: list[Any] = [first, last, _STATES[state], *middle, ended and _ENDS[ended], key, result, bool(has_errors)]
+    return Span(*fields)
 
 
 _OVERLAPPING = (
