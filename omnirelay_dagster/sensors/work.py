@@ -1,0 +1,223 @@
+"""The work sensor: launches runs while there is work for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import dagster as dg
+from dagster import DagsterRunStatus as Status
+
+from lease_core import LeaseQueue, QueueStats
+from omnirelay_dagster.sensors.declaring import (
+    check_name,
+    check_queue,
+    check_seconds,
+    check_timing,
+    check_whole,
+    location_of,
+    with_queue,
+    wrong,
+)
+from omnirelay_dagster.sensors.liveness import end_expired, last_heard_of, owners, run_and_step
+
+SENSOR_TAG = "omnirelay/work_sensor"
+LOCATION_TAG = "omnirelay/code_location"
+
+_WAITING = (Status.QUEUED, Status.NOT_STARTED, Status.STARTING)
+_WORKING = (Status.STARTED, Status.CANCELING)
+_NEVER_SUBMITTED = timedelta(minutes=10)
+_MOST_RUNS = 1_000
+
+
+class _Launching(NamedTuple):
+    name: str
+    max_concurrent_runs: int
+    items_per_run: int
+    ignore_silent_runs_after: timedelta
+    run_config: Any
+    tags: Mapping[str, str]
+
+
+class _Runs(NamedTuple):
+    """The unfinished runs of one sensor: not begun yet, at work, and begun but not heard of for long."""
+
+    waiting: int
+    working: int
+    silent: tuple[str, ...] = ()
+
+
+def build_work_sensor(
+    queue: str,
+    *,
+    target: Any = None,
+    job: Any = None,
+    asset_selection: Any = None,
+    max_concurrent_runs: int = 1,
+    items_per_run: int = 100,
+    ignore_silent_runs_after: float = 600.0,
+    run_config: dg.RunConfig | Mapping[str, Any] | None = None,
+    tags: Mapping[str, str] | None = None,
+    name: str | None = None,
+    minimum_interval_seconds: int = 10,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+    description: str | None = None,
+) -> dg.SensorDefinition:
+    """A sensor that launches runs while the queue at the resource key ``queue`` has items that can be leased now.
+
+    What to run is one of ``target`` (an asset, a selection or a job), ``job`` or ``asset_selection``. There are never
+    more than ``max_concurrent_runs`` unfinished runs of this sensor, and no more than there is work for, at about
+    ``items_per_run`` items each: the asset's ``batch_size``, or far more if it drains.
+
+    Run requests carry no run key. Dagster remembers run keys for ever, and work that comes back under a key seen
+    before would be dropped without a word; here a run too many finds the queue empty and ends. A run that began, but
+    holds no lease and wrote nothing for ``ignore_silent_runs_after`` seconds, is taken for dead and not counted, so
+    that a killed machine cannot stop the queue.
+    """
+    check_queue(queue)
+    name = check_name(name, f"{queue}_work_sensor")
+    check_timing(minimum_interval_seconds, default_status)
+    launching = _Launching(
+        name,
+        check_whole("max_concurrent_runs", max_concurrent_runs, 1),
+        check_whole("items_per_run", items_per_run, 1),
+        timedelta(seconds=check_seconds("ignore_silent_runs_after", ignore_silent_runs_after)),
+        run_config,
+        _check_tags(tags),
+    )
+
+    def tick(context: dg.SensorEvaluationContext, lease_queue: LeaseQueue) -> dg.SensorResult:
+        return _tick(context, lease_queue, launching)
+
+    return dg.SensorDefinition(
+        name=name,
+        evaluation_fn=with_queue(queue, tick),
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        description=description or f"Launches runs while the queue {queue!r} has work.",
+        **_what_to_run(target, job, asset_selection),
+    )
+
+
+def _what_to_run(target: Any, job: Any, asset_selection: Any) -> dict[str, Any]:
+    given = {"target": target, "job": job, "asset_selection": asset_selection}
+    given = {argument: value for argument, value in given.items() if value is not None}
+    if len(given) != 1:
+        raise wrong(
+            "target, job, asset_selection",
+            f"give exactly one of them, to say what to run (got {', '.join(given) or 'none'})",
+        )
+    return given
+
+
+def _check_tags(tags: Any) -> dict[str, str]:
+    if tags is None:
+        return {}
+    if not isinstance(tags, Mapping) or not all(isinstance(text, str) for pair in tags.items() for text in pair):
+        raise wrong("tags", f"must be a mapping of str to str (got {tags!r})")
+    if taken := {SENSOR_TAG, LOCATION_TAG} & set(tags):
+        raise wrong("tags", f"{', '.join(sorted(taken))} is what the sensor knows its own runs by; leave it out")
+    return dict(tags)
+
+
+def _tick(context: dg.SensorEvaluationContext, queue: LeaseQueue, launching: _Launching) -> dg.SensorResult:
+    end_expired(queue)
+    stats = queue.stats()
+    own_tags = {SENSOR_TAG: launching.name}
+    if (location := location_of(context)) is not None:
+        own_tags[LOCATION_TAG] = location
+    runs = _unfinished(context.instance, own_tags, queue, launching)
+    if runs.silent:
+        context.log.warning(
+            f"not counting {len(runs.silent)} runs that began and fell silent: {', '.join(runs.silent)}. "
+            "build_run_status_sensors(report_dead_runs=True) reports such runs failed"
+        )
+    wanted, why_not = _how_many(_available(stats), runs, stats, launching)
+    requests = [
+        dg.RunRequest(run_config=launching.run_config, tags={**launching.tags, **own_tags}) for _ in range(wanted)
+    ]
+    cursor = _cursor(stats, runs, wanted)
+    if requests:
+        return dg.SensorResult(run_requests=requests, cursor=cursor)
+    return dg.SensorResult(skip_reason=why_not, cursor=cursor)
+
+
+def _available(stats: QueueStats) -> int:
+    """Items that a run could lease now; those kept back by an exclusive key are pending, but not among them."""
+    return 0 if stats.oldest_pending_age is None else stats.pending - stats.delayed
+
+
+def _how_many(available: int, runs: _Runs, stats: QueueStats, launching: _Launching) -> tuple[int, str]:
+    """How many runs to launch and, if none, why."""
+    if available <= 0:
+        return 0, (
+            f"no work: {stats.pending} pending, of which {stats.delayed} delayed and none can be leased now; "
+            f"{stats.active} leased"
+        )
+    room = launching.max_concurrent_runs - runs.waiting - runs.working
+    if room <= 0:
+        return 0, (
+            f"{available} items wait, but {runs.working} runs are at work and {runs.waiting} are about to be "
+            f"(max_concurrent_runs={launching.max_concurrent_runs})"
+        )
+    needed = -(-available // launching.items_per_run) - runs.waiting
+    if needed <= 0:
+        return 0, f"{available} items wait, and {runs.waiting} runs that are about to begin will take them"
+    return min(room, needed), ""
+
+
+def _unfinished(
+    instance: dg.DagsterInstance, tags: Mapping[str, str], queue: LeaseQueue, launching: _Launching
+) -> _Runs:
+    records = instance.get_run_records(
+        dg.RunsFilter(tags=dict(tags), statuses=[*_WAITING, *_WORKING]), limit=_MOST_RUNS
+    )
+    now = datetime.now(UTC)
+    waiting = sum(
+        record.dagster_run.status in _WAITING
+        # made, but never submitted: a launch that was interrupted, and that nobody will take up again
+        and not (record.dagster_run.status == Status.NOT_STARTED and _age(record, now) > _NEVER_SUBMITTED)
+        for record in records
+    )
+    working = [record for record in records if record.dagster_run.status in _WORKING]
+    if waiting + len(working) < launching.max_concurrent_runs:
+        return _Runs(waiting, len(working))
+    silent = _silent(instance, working, queue, now, launching.ignore_silent_runs_after)
+    return _Runs(waiting, len(working) - len(silent), silent)
+
+
+def _silent(
+    instance: dg.DagsterInstance,
+    working: Sequence[dg.RunRecord],
+    queue: LeaseQueue,
+    now: datetime,
+    patience: timedelta,
+) -> tuple[str, ...]:
+    """Runs that hold no lease and have not been heard of for longer than ``patience``."""
+    suspects = []
+    for record in working:
+        if _age(record, now) > patience:
+            heard = last_heard_of(instance, record.dagster_run.run_id)
+            if heard is None or now - heard > patience:
+                suspects.append(record.dagster_run.run_id)
+    if not suspects:
+        return ()
+    holders, all_of_them = owners(queue)
+    if not all_of_them:
+        return ()  # any of the runs may hold a lease that was not looked at
+    holding = {known[0] for owner in holders if (known := run_and_step(owner))}
+    return tuple(run_id for run_id in suspects if run_id not in holding)
+
+
+def _age(record: dg.RunRecord, now: datetime) -> timedelta:
+    created = record.create_timestamp
+    return now - (created if created.tzinfo else created.replace(tzinfo=UTC))
+
+
+def _cursor(stats: QueueStats, runs: _Runs, launched: int) -> str:
+    """Nothing is read from it: it is there to be looked at, as the tick's page shows it."""
+    seen: dict[str, Any] = {"pending": stats.pending, "delayed": stats.delayed, "leased": stats.active}
+    seen |= {"runs_waiting": runs.waiting, "runs_working": runs.working, "runs_silent": len(runs.silent)}
+    return json.dumps(seen | {"runs_launched": launched})
