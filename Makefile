@@ -53,9 +53,11 @@ check: $(INSTALLED) ## formatting, lint, types and import rules
 
 demo: $(INSTALLED) ## run the demo fabric once and show what happened
 	$(BIN)/python -m definitions.demo $(ARGS)
+	$(BIN)/python -m definitions.fabric_demo
 
 dev: $(INSTALLED) ## open the demo fabric in Dagster's UI
-	$(BIN)/python -m dagster dev -m definitions $(ARGS)
+	@mkdir -p .demo/dagster && cp definitions/dagster.yaml .demo/dagster/
+	DAGSTER_HOME="$(CURDIR)/.demo/dagster" $(BIN)/python -m dagster dev -m definitions $(ARGS)
 
 bench: $(BENCH_INSTALLED) ## measure against other queues
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -28,7 +28,7 @@ from definitions.proof import Evidence, as_table
 from definitions.workers import CONFIG, work
 from lease_core import LeaseQueue, WorkItem
 
-DIRECTORY = Path(".demo")
+DIRECTORY = Path(".demo/queue")
 URL = f"sqlite:///{DIRECTORY}/queue.db"
 WORKERS = ("anna", "ben", "carla", "dave")
 KILLED, PAUSED = "ben", "carla"
@@ -42,7 +42,7 @@ def main() -> int:
     count = arguments.parse_args().orders
 
     shutil.rmtree(DIRECTORY, ignore_errors=True)
-    DIRECTORY.mkdir()
+    DIRECTORY.mkdir(parents=True)
     dice = random.Random(2024)
     orders = {f"order-{n:05}.json": dice.randint(100, 99_999) for n in range(count)}
     with LeaseQueue.open(URL, config=CONFIG) as queue:
