@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from lease_core import LeaseQueue, QueueConfig, WorkItem
 from lease_core.errors import InvalidInput, LeaseLost, LeaseRefused
 from omnirelay_dagster import io_manager as module
-from omnirelay_dagster import manifest
+from omnirelay_dagster import lease_folders, manifest
 from omnirelay_dagster.asset_decorator import leased_asset, leased_op
 from omnirelay_dagster.batch import LeasedBatch
 from omnirelay_dagster.io_manager import FencedIOManager
@@ -665,7 +665,7 @@ def test_whatever_a_key_says_its_folder_is_below_the_base(parts: list[str], part
     pieces = folder.split("/")
     assert len(pieces) == len(parts) + 2
     assert all(piece not in ("", ".", "..") and len(piece) <= 120 and piece.isascii() for piece in pieces)
-    assert not any(module._LEASE_FOLDER.fullmatch(piece) for piece in pieces[:-1])
+    assert not any(lease_folders._LEASE_FOLDER.fullmatch(piece) for piece in pieces[:-1])
     assert (pieces[-2] == "_") == (partition is None)
     assert os.path.normpath(f"/base/{folder}") == f"/base/{folder}"
 
