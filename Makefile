@@ -43,7 +43,7 @@ $(BENCH_INSTALLED): $(INSTALLED)
 	@rm -f .venv/.bench-installed-*; touch $@
 
 test: $(INSTALLED) ## run the tests (ARGS="-k lease" to choose)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest $(ARGS)
 
 check: $(INSTALLED) ## formatting, lint, types and import rules
 	$(BIN)/python -m ruff format --check .
