@@ -22,7 +22,7 @@ install = $(UV) pip install --python $(BIN)/python --require-hashes --compile-by
 	|| { echo "uv could not install $(1), trying pip"; $(BIN)/python -m pip install --require-hashes -r $(1); }
 
 .DEFAULT_GOAL := help
-.PHONY: help install test check demo dev bench sim lock clean
+.PHONY: help install test test-slow check demo dev bench sim lock clean
 
 help: ## show this text
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,9 @@ $(BENCH_INSTALLED): $(INSTALLED)
 
 test: $(INSTALLED) ## run the tests (ARGS="-k lease" to choose)
 	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(INSTALLED) ## the tests that start whole Dagster processes one after the other
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 check: $(INSTALLED) ## formatting, lint, types and import rules
 	$(BIN)/python -m ruff format --check .

@@ -104,6 +104,7 @@ def test_dg_lists_the_component(project: Path) -> None:
     assert "omnirelay_dagster.LeaseQueueComponent" in done.stdout
 
 
+@pytest.mark.slow
 def test_dg_scaffolds_a_queue_that_loads_as_it_is(project: Path) -> None:
     made = run_dg(project, "scaffold", "defs", "omnirelay_dagster.LeaseQueueComponent", "landing")
     assert made.returncode == 0, made.stdout + made.stderr
@@ -112,6 +113,7 @@ def test_dg_scaffolds_a_queue_that_loads_as_it_is(project: Path) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+@pytest.mark.slow
 def test_dg_check_yaml_points_at_what_is_wrong(project: Path) -> None:
     write(
         project,

@@ -97,6 +97,7 @@ def fabric(tmp_path: Path) -> Iterator[Fabric]:
     fabric.close()
 
 
+@pytest.mark.slow
 def test_a_step_killed_in_its_body_gives_its_work_to_the_next_run(fabric: Fabric) -> None:
     fabric.hold_back()
     run = fabric.start()
@@ -108,6 +109,7 @@ def test_a_step_killed_in_its_body_gives_its_work_to_the_next_run(fabric: Fabric
     assert fabric.attempts() == {2}
 
 
+@pytest.mark.slow
 def test_a_whole_run_killed_at_once_gives_its_work_to_the_next_run(fabric: Fabric) -> None:
     fabric.hold_back()
     run = fabric.start()
