@@ -69,7 +69,7 @@ sim: $(INSTALLED) ## run the simulator (ARGS="--help" for its options)
 	$(BIN)/python -m tests.simulation $(ARGS)
 
 lock: $(INSTALLED) ## resolve the lock files again after a change of dependencies
-	$(LOCK) --extra postgres --group dev pyproject.toml -o requirements.lock
+	$(LOCK) --all-extras --group dev pyproject.toml -o requirements.lock
 	$(LOCK) --group bench -c requirements.lock -o requirements-bench.lock
 
 clean: ## remove .venv, caches, demo data and build output
