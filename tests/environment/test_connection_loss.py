@@ -297,8 +297,8 @@ def test_a_commit_that_stays_in_doubt_says_so(proxy: Proxy, migrated_postgres_ur
     ):
 
         def go_silent(line: Line, data: bytes) -> None:
+            proxy.freeze()  # first: the answer must not slip through
             line.server.sendall(data)
-            proxy.freeze()
             line.cut()
 
         with at_the_commit(proxy, go_silent), pytest.raises(StoreUnavailable, match="request_id"):
