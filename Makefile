@@ -43,7 +43,7 @@ $(BENCH_INSTALLED): $(INSTALLED)
 	@rm -f .venv/.bench-installed-*; touch $@
 
 test: $(INSTALLED) ## run the tests (ARGS="-k lease" to choose)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-slow: $(INSTALLED) ## the tests that start whole Dagster processes one after the other
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -7,6 +7,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,19 @@ def postgres_url(postgres_server: PostgresEndpoint) -> Iterator[str]:
     name = f"test_{uuid.uuid4().hex[:12]}"
     yield postgres_server.create_database(name)
     postgres_server.drop_database(name)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of a parallel run tells the one that writes the summary."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["why_no_postgres"] = session.config.stash.get(_WHY_NO_POSTGRES, None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    if cause := getattr(node, "workeroutput", {}).get("why_no_postgres"):
+        node.config.stash[_WHY_NO_POSTGRES] = cause
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
