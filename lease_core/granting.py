@@ -48,17 +48,34 @@ class Due(msgspec.Struct):
     look_again: bool = False
 
 
-def grant(unit: Unit, peer: str, limit: int, duration: int, retry: Retry, principal: str | None, wait: int) -> Due:
-    """Lease up to ``limit`` items to ``peer``. ``wait``: how long the caller means to wait if there are none."""
+def grant(
+    unit: Unit,
+    peer: str,
+    limit: int,
+    duration: int,
+    retry: Retry,
+    principal: str | None,
+    wait: int,
+    partition_key: str | None = None,
+) -> Due:
+    """Lease up to ``limit`` items to ``peer``, of one partition if it is given.
+
+    ``wait``: how long the caller means to wait if there are none.
+    """
     ns = unit.transaction.ns
-    spans, items = selects.ready(unit.fetch, unit.store, ns, limit)
+    spans, items = _in_line(unit, limit, partition_key)
     expired: list[Span] = []
     if _is_past(unit.head.next_due, unit.now) or _is_past(unit.head.next_expiry, unit.now):
         expired = _catch_up(unit, retry, principal)
-        spans, items = selects.ready(unit.fetch, unit.store, ns, limit)
-    candidates = [span for span in unit.load(spans) + expired if span.state is State.PENDING]
-    candidates.sort(key=lambda span: (-span.priority, span.available_at, span.first))
-    taken = _first_of(unit, candidates, limit)
+        spans, items = _in_line(unit, limit, partition_key)
+    if partition_key is None:
+        candidates = [span for span in unit.load(spans) + expired if span.state is State.PENDING]
+        candidates.sort(key=lambda span: (-span.priority, span.available_at, span.first))
+        taken = _first_of(unit, candidates, limit)
+    else:
+        # what has just been taken over has its turn in the next transaction, which can tell its partition
+        unit.load(spans)
+        taken = _just(unit, [row[0] for row in items])
     if not taken:
         # a lease that was taken over may have made way for another item of its key, or for more that had run out
         return Due([], look_again=True) if expired else _nothing_to_lease(unit, wait)
@@ -80,6 +97,22 @@ def grant(unit: Unit, peer: str, limit: int, duration: int, retry: Retry, princi
         assert leased is not None
         granted.append(Granted(leased, stored, errors))
     return Due(granted)
+
+
+def _in_line(unit: Unit, limit: int, partition_key: str | None) -> tuple[list[Row], list[Row]]:
+    if partition_key is None:
+        return selects.ready(unit.fetch, unit.store, unit.transaction.ns, limit)
+    return selects.ready_of_partition(unit.fetch, unit.store, unit.transaction.ns, partition_key, limit)
+
+
+def _just(unit: Unit, ids: list[int]) -> list[Span]:
+    """Exactly these items, cut out of the spans they are in, in the order given."""
+    taken: list[Span] = []
+    for lo, hi in selects.adjoining([(i, i) for i in ids]):
+        for first, last, span in list(unit.parts(lo, hi)):
+            if span is not None and span.state is State.PENDING:
+                taken.append(unit.carve(span, first, last))
+    return taken
 
 
 def _is_past(bound: int | None, now: int) -> bool:

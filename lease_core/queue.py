@@ -221,14 +221,19 @@ class LeaseQueue:
         *,
         wait: float | None = None,
         duration: float | None = None,
+        partition_key: str | None = None,
         principal: str | None = None,
     ) -> list[Lease]:
         """Lease up to ``limit`` items to ``peer_id``, highest priority and longest available first.
 
         If there are none, waits up to ``wait`` seconds for the first to come, be due, or expire elsewhere; an empty
         list says that none did. Leases last ``duration`` seconds, by default the configured ``lease_duration``.
+        With ``partition_key`` only items that have it are leased; what stands in line before them is passed over,
+        which takes the longer the more that is.
         """
         limits.name("peer_id", peer_id, self.config.max_id_bytes)
+        if partition_key is not None:
+            limits.name("partition_key", partition_key, self.config.max_id_bytes)
         limits.identity(self.config, principal=principal)
         limits.count("limit", limit, self.config.max_batch)
         lasting = limits.seconds("duration", self.config.lease_duration if duration is None else duration)
@@ -241,7 +246,7 @@ class LeaseQueue:
             mark = bell.listen() if bell else None
             asked_at = time.monotonic()
             left = max(0.0, deadline - asked_at)
-            due = self._grant_once(peer_id, limit, lasting, principal, round(left * 1_000_000))
+            due = self._grant_once(peer_id, limit, lasting, principal, round(left * 1_000_000), partition_key)
             if due.look_again:
                 continue
             if due.granted or bell is None or left <= 0:
@@ -253,8 +258,12 @@ class LeaseQueue:
             pause = left if due.next_at is None else min(left, max(0.0, (due.next_at - due.now) / 1_000_000))
             bell.wait(mark, pause)
 
-    def _grant_once(self, peer: str, limit: int, duration: int, principal: str | None, wait: int) -> granting.Due:
-        return self._run(lambda unit: granting.grant(unit, peer, limit, duration, self._retry, principal, wait))
+    def _grant_once(
+        self, peer: str, limit: int, duration: int, principal: str | None, wait: int, partition_key: str | None
+    ) -> granting.Due:
+        return self._run(
+            lambda unit: granting.grant(unit, peer, limit, duration, self._retry, principal, wait, partition_key)
+        )
 
     def hold(self, leases: Lease | Sequence[Lease], on_lost: Callable[[tuple[Lease, ...]], None] | None = None) -> Hold:
         """A context manager that keeps leases alive from a thread and knows when they can't be trusted any more."""
@@ -422,6 +431,14 @@ class LeaseQueue:
     def stats(self) -> QueueStats:
         """The queue in numbers; cheap however long it is."""
         return reading.stats(self._store, self._ns)
+
+    def waiting(self, limit: int = 10_000) -> dict[str | None, int]:
+        """How many of the first ``limit`` items in line have which partition key, the first in line first.
+
+        These are items that could be leased now; ``None`` stands for those without a partition key.
+        """
+        limits.count("limit", limit, _MOST_LISTED)
+        return reading.waiting(self._store, self._ns, limit)
 
     def events(self, after: int = 0, limit: int = 1_000) -> list[LeaseEvent]:
         """The log from above number ``after``, in order, without gaps. Empty at the end of the log only.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
@@ -33,6 +34,10 @@ _OLDEST = (
     f"WITH RECURSIVE level(p) AS (SELECT max(priority) {_READY} "
     f"UNION ALL SELECT (SELECT max(priority) {_READY} AND priority < p) FROM level WHERE p IS NOT NULL) "
     f"SELECT min((SELECT min(available_at) {_READY} AND priority = p)) FROM level"
+)
+_DUE_SPANS = (
+    "SELECT first, last FROM omnirelay_span WHERE ns = ? AND state = 1 AND ready <> 1 AND ready = 2 "
+    "AND available_at <= ? ORDER BY available_at, first LIMIT ?"
 )
 _PAGES = (8, 64, 512, 2_000)
 _PAGE_BYTES = 16 * 1024 * 1024
@@ -66,6 +71,26 @@ def stats(store: Store, ns: int) -> QueueStats:
         head=current.number,
         completed=current.completed,
     )
+
+
+def waiting(store: Store, ns: int, limit: int) -> dict[str | None, int]:
+    """The partition keys of the first ``limit`` items that could be leased now, each with how many of them have it."""
+    now = store.read_now()
+    # delayed items that have come due are made ready by the next lease; until then they stand behind the others
+    [spans, due] = store.read(
+        Query(f"SELECT first, last {_READY} ORDER BY priority DESC, available_at, first LIMIT ?", (ns, limit)),
+        Query(_DUE_SPANS, (ns, now, limit)),
+    )
+    ranges: list[selects.Range] = []
+    for first, last in chain(spans, due):
+        if limit <= 0:
+            break
+        ranges.append((first, min(last, first + limit - 1)))
+        limit -= ranges[-1][1] - first + 1
+    found = store.read(*selects.items(store, ns, selects.adjoining(ranges), selects.NAME_COLUMNS)) if ranges else []
+    keys = {row[0]: row[3] for row in chain.from_iterable(found)}
+    # an item that was forgotten between the two reads is not waiting any more
+    return dict(Counter(keys[i] for lo, hi in ranges for i in range(lo, hi + 1) if i in keys))
 
 
 def events(store: Store, ns: int, namespace: str, after: int, limit: int) -> list[LeaseEvent]:

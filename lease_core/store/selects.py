@@ -94,9 +94,8 @@ def without(whole: Range, holes: Sequence[Range]) -> list[Range]:
     return [*left, (lo, hi)] if lo <= hi else left
 
 
-_READY = (
-    "FROM omnirelay_span WHERE ns = ? AND state = 1 AND ready = 1 ORDER BY priority DESC, available_at, first LIMIT ?"
-)
+_IN_LINE = "FROM omnirelay_span WHERE ns = ? AND state = 1 AND ready = 1 ORDER BY priority DESC, available_at, first"
+_READY = f"{_IN_LINE} LIMIT ?"
 _READY_SPANS = f"SELECT {SPAN_COLUMNS} {_READY}"
 _FIRST_OF_SPAN = ", ".join(f"CASE WHEN i.id = s.first THEN s.{column} END" for column in Span.__struct_fields__)
 _READY_WITH_ITEMS = (
@@ -122,11 +121,39 @@ def ready(fetch: Fetch, store: Store, ns: int, limit: int) -> tuple[list[Row], l
             break
         ranges.append((first, min(last, first + limit - 1)))
         limit -= ranges[-1][1] - first + 1
-    found = fetch(*items(store, ns, _adjoining(ranges)))
+    found = fetch(*items(store, ns, adjoining(ranges)))
     return spans, [row for rows in found for row in rows]
 
 
-def _adjoining(ranges: list[Range]) -> list[Range]:
+_OF_SPAN = ", ".join(f"s.{column}" for column in Span.__struct_fields__)
+_OF_ITEM = ", ".join(f"i.{column}" for column in ITEM_COLUMNS.split(", "))
+_READY_OF_PARTITION = (
+    f"SELECT {_OF_SPAN}, {_OF_ITEM} FROM omnirelay_span s "
+    "JOIN omnirelay_item i ON i.ns = s.ns AND i.id BETWEEN s.first AND s.last "
+    "WHERE s.ns = ? AND s.state = 1 AND s.ready = 1 AND i.partition_key = ? "
+    "ORDER BY s.priority DESC, s.available_at, s.first, i.id LIMIT ?"
+)
+_READY_OF_PARTITION_LATERAL = (
+    f"SELECT {_OF_SPAN}, i.* FROM (SELECT ns, {SPAN_COLUMNS} {_IN_LINE}) s CROSS JOIN LATERAL "
+    f"(SELECT {ITEM_COLUMNS} FROM omnirelay_item WHERE ns = s.ns AND id BETWEEN s.first AND s.last "
+    "AND partition_key = ? ORDER BY id) i LIMIT ?"
+)
+
+
+def ready_of_partition(
+    fetch: Fetch, store: Store, ns: int, partition_key: str, limit: int
+) -> tuple[list[Row], list[Row]]:
+    """The items of a partition that come first in line, and the spans that they are in.
+
+    A span holds neighbours of any partition, so this looks at whatever stands in line before them as well.
+    """
+    sql = _READY_OF_PARTITION_LATERAL if store.lateral else _READY_OF_PARTITION
+    [rows] = fetch(Query(sql, (ns, partition_key, limit)))
+    spans = {row[0]: row[:_WIDTH] for row in rows}
+    return list(spans.values()), [row[_WIDTH:] for row in rows]
+
+
+def adjoining(ranges: list[Range]) -> list[Range]:
     """The ranges, joined where one goes on with the next."""
     joined: list[Range] = []
     for lo, hi in ranges:
