@@ -9,6 +9,7 @@ it leases work for a run, keeps the leases alive while the run works, and comple
     FencedIOManager             outputs that only a lease that still holds can publish
     lease_queue_definitions     a queue's asset, checks, sensors and operator jobs, in one call
     LeaseQueueComponent         the same from YAML
+    check_definitions           refuses at load what would otherwise fail at run time
     build_work_sensor           launches runs while there is work
     build_backpressure_sensor   holds back whatever feeds the queue while it is too deep
     build_replication_sensor    turns the queue's log into asset materializations
@@ -26,6 +27,7 @@ from omnirelay_dagster.component import LeaseQueueComponent
 from omnirelay_dagster.io_manager import FencedIOManager
 from omnirelay_dagster.queue_asset import build_observation_sensor
 from omnirelay_dagster.queue_definitions import lease_queue_definitions
+from omnirelay_dagster.requirements import check_definitions
 from omnirelay_dagster.resource import LeaseQueueResource
 from omnirelay_dagster.sensors import (
     build_backpressure_sensor,
@@ -48,6 +50,7 @@ __all__ = [
     "build_replication_sensor",
     "build_run_status_sensors",
     "build_work_sensor",
+    "check_definitions",
     "lease_batch",
     "lease_queue_definitions",
     "leased_asset",

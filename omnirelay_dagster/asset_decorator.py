@@ -5,15 +5,19 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from functools import wraps
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import dagster as dg
 
-from lease_core import Lease
+from lease_core import Lease, LeaseQueue
 from omnirelay_dagster.batch import LeasedBatch, give_up
 from omnirelay_dagster.io_manager import publish_batch
+from omnirelay_dagster.requirements import QueueOp, UsesQueue, using_queue
 from omnirelay_dagster.resource import LeaseQueueResource
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Body = Callable[..., Any]
 OnEmpty = Literal["skip", "wait", "fail"]
 
@@ -27,6 +31,7 @@ class Leasing(NamedTuple):
     batch_size: int
     per_item: bool
     drain: bool
+    by_partition: bool
     on_empty: OnEmpty
     wait: float
     max_batches: int | None
@@ -39,11 +44,12 @@ def leased_asset(
     batch_size: int = 100,
     per_item: bool = False,
     drain: bool = False,
+    by_partition: bool = False,
     on_empty: OnEmpty = "skip",
     wait: float = 60.0,
     max_batches: int | None = None,
     max_seconds: float | None = None,
-    **asset_arguments: Any,
+    **arguments: Any,
 ) -> Callable[[Body], dg.AssetsDefinition]:
     """An asset that leases a batch from the resource ``queue`` and completes it once its output is stored.
 
@@ -55,91 +61,91 @@ def leased_asset(
     ``per_item=True`` calls the body once an item, with ``lease``: a poison item fails alone, and the output is the list
     of what the others returned. ``drain=True`` goes on, batch after batch, until the queue is empty, or after
     ``max_batches`` or ``max_seconds``; the body publishes each batch by itself or through a ``FencedIOManager``.
+    ``by_partition=True`` leases only items whose ``partition_key`` is the partition that the run is for; otherwise a
+    run takes what is next in line, whichever its partition.
     ``on_empty`` says what to do when there is no work: ``"skip"`` (no output), ``"wait"`` (up to ``wait`` seconds, then
     skip) or ``"fail"``. Every other argument is ``@dg.asset``'s own.
     """
-    leasing = _leasing(queue, batch_size, per_item, drain, on_empty, wait, max_batches, max_seconds)
+    leasing = Leasing(queue, batch_size, per_item, drain, by_partition, on_empty, wait, max_batches, max_seconds)
+    _refuse_nonsense(leasing)
+    if by_partition and arguments.get("partitions_def") is None:
+        raise dg.DagsterInvalidDefinitionError("by_partition: needs the asset's partitions; pass partitions_def= too")
 
     def decorate(body: Body) -> dg.AssetsDefinition:
-        compute = _compute(body, leasing, asset_arguments.get("required_resource_keys"))
-        arguments: dict[str, Any] = {
-            "name": body.__name__,
-            "description": inspect.getdoc(body),
-            "output_required": False,
-        }
-        if "key" in asset_arguments:
-            del arguments["name"]
-        if asset_arguments.get("required_resource_keys"):
-            arguments["required_resource_keys"] = {*asset_arguments["required_resource_keys"], queue}
-        made: dg.AssetsDefinition = dg.asset(**_rest(asset_arguments, arguments), **arguments)(compute)
-        return made
+        own: dict[str, Any] = {"output_required": False}
+        if "key" not in arguments:
+            own["name"] = body.__name__
+        made = dg.asset(**_all_arguments(body, leasing, arguments, own))(_compute(body, leasing, arguments))
+        leased: dg.AssetsDefinition = using_queue(made, _use(leasing))
+        return leased
 
     return decorate
 
 
-def leased_op(
-    *,
-    queue: str,
-    batch_size: int = 100,
-    per_item: bool = False,
-    drain: bool = False,
-    on_empty: OnEmpty = "skip",
-    wait: float = 60.0,
-    max_batches: int | None = None,
-    max_seconds: float | None = None,
-    **op_arguments: Any,
-) -> Callable[[Body], dg.OpDefinition]:
+def _with_arguments_of(
+    pattern: Callable[P, Any],
+) -> Callable[[Callable[[Leasing, dict[str, Any]], R]], Callable[P, R]]:
+    """Let a function that takes settings and further arguments be called as ``pattern`` is."""
+    shape = inspect.signature(pattern)
+
+    def wrap(function: Callable[[Leasing, dict[str, Any]], R]) -> Callable[P, R]:
+        @wraps(function)
+        def call(*positional: P.args, **named: P.kwargs) -> R:
+            bound = shape.bind(*positional, **named)
+            bound.apply_defaults()
+            given = dict(bound.arguments)
+            rest = given.pop("arguments")
+            return function(Leasing(**given), rest)
+
+        call.__signature__ = shape  # type: ignore[attr-defined]
+        return call
+
+    return wrap
+
+
+@_with_arguments_of(leased_asset)
+def leased_op(leasing: Leasing, arguments: dict[str, Any]) -> Callable[[Body], dg.OpDefinition]:
     """The same as ``leased_asset`` for an op. Its one output is not required: with no work there is none."""
-    leasing = _leasing(queue, batch_size, per_item, drain, on_empty, wait, max_batches, max_seconds)
+    _refuse_nonsense(leasing)
 
     def decorate(body: Body) -> dg.OpDefinition:
-        compute = _compute(body, leasing, op_arguments.get("required_resource_keys"))
-        arguments: dict[str, Any] = {"name": body.__name__, "description": inspect.getdoc(body)}
-        if "out" not in op_arguments:
-            arguments["out"] = dg.Out(Any, is_required=False)
-        if op_arguments.get("required_resource_keys"):
-            arguments["required_resource_keys"] = {*op_arguments["required_resource_keys"], queue}
-        made: dg.OpDefinition = dg.op(**_rest(op_arguments, arguments), **arguments)(compute)
-        return made
+        own: dict[str, Any] = {"name": body.__name__, "out": dg.Out(Any, is_required=False)}
+        made = dg.op(**_all_arguments(body, leasing, arguments, own))(_compute(body, leasing, arguments))
+        return QueueOp(made, _use(leasing))
 
     return decorate
 
 
-def _rest(given: Mapping[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """What the caller gave beyond our own arguments; what both have is the caller's, but for the resource keys."""
-    for name in set(own) & set(given) - {"required_resource_keys"}:
-        own[name] = given[name]
-    return {name: value for name, value in given.items() if name not in own and name != "required_resource_keys"}
+def _use(leasing: Leasing) -> UsesQueue:
+    return UsesQueue(leasing.queue, leases=True, by_partition=leasing.by_partition)
 
 
-def _leasing(
-    queue: str,
-    batch_size: int,
-    per_item: bool,
-    drain: bool,
-    on_empty: OnEmpty,
-    wait: float,
-    max_batches: int | None,
-    max_seconds: float | None,
-) -> Leasing:
-    """The settings, if they make sense."""
+def _all_arguments(body: Body, leasing: Leasing, given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The caller's arguments and, where they say nothing, our own; the queue joins the resource keys if there are."""
+    keys = given.get("required_resource_keys")
+    joined = {"required_resource_keys": {*keys, leasing.queue}} if keys else {}
+    return {"description": inspect.getdoc(body), **own, **given, **joined}
+
+
+def _refuse_nonsense(leasing: Leasing) -> None:
+    """Raise if the settings make no sense."""
     wrong = dg.DagsterInvalidDefinitionError
-    if not isinstance(queue, str) or not queue.isidentifier():
-        raise wrong(f"queue: {queue!r} must be the key of a LeaseQueueResource, such as queue='landing'")
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise wrong(f"batch_size: must be a whole number above 0 (got {batch_size!r})")
-    if on_empty not in ("skip", "wait", "fail"):
-        raise wrong(f"on_empty: must be 'skip', 'wait' or 'fail' (got {on_empty!r})")
-    if wait <= 0:
-        raise wrong(f"wait: must be above 0 seconds (got {wait!r})")
-    if not drain and (max_batches is not None or max_seconds is not None):
+    if not isinstance(leasing.queue, str) or not leasing.queue.isidentifier():
+        raise wrong(f"queue: {leasing.queue!r} must be the key of a LeaseQueueResource, such as queue='landing'")
+    if not isinstance(leasing.batch_size, int) or leasing.batch_size < 1:
+        raise wrong(f"batch_size: must be a whole number above 0 (got {leasing.batch_size!r})")
+    if leasing.on_empty not in ("skip", "wait", "fail"):
+        raise wrong(f"on_empty: must be 'skip', 'wait' or 'fail' (got {leasing.on_empty!r})")
+    if leasing.wait <= 0:
+        raise wrong(f"wait: must be above 0 seconds (got {leasing.wait!r})")
+    if not leasing.drain and (leasing.max_batches is not None or leasing.max_seconds is not None):
         raise wrong("max_batches, max_seconds: only mean something with drain=True")
-    return Leasing(queue, batch_size, per_item, drain, on_empty, wait, max_batches, max_seconds)
 
 
-def _compute(body: Body, leasing: Leasing, required: Any) -> Callable[..., Iterator[Any]]:
+def _compute(body: Body, leasing: Leasing, arguments: Mapping[str, Any]) -> Callable[..., Iterator[Any]]:
     """The function that Dagster runs: the body's parameters, less the one for its work, plus the queue's resource."""
     parameters = _parameters(body, leasing)
+    required = arguments.get("required_resource_keys")
     takes_context = bool(parameters) and parameters[0].name == "context"
 
     def compute(context: Any, **given: Any) -> Iterator[Any]:
@@ -195,15 +201,20 @@ def _run(
 def _lease(context: Any, resource: LeaseQueueResource, leasing: Leasing, first: bool) -> LeasedBatch | None:
     queue = resource.get_queue()
     wait = leasing.wait if first and leasing.on_empty == "wait" else None
-    leases = queue.lease(peer_id(context), leasing.batch_size, wait=wait)
+    partition = context.partition_key if leasing.by_partition else None
+    leases = queue.lease(peer_id(context), leasing.batch_size, wait=wait, partition_key=partition)
     if leases:
         resource.keep_track([lease.token for lease in leases])
         return LeasedBatch(queue, leases, context.log.info)
     if first and leasing.on_empty == "fail":
-        raise dg.Failure(f"the queue {queue.namespace!r} is empty", allow_retries=False)
+        raise dg.Failure(f"{_where(queue, partition)} is empty", allow_retries=False)
     if first:
-        context.log.info(f"the queue {queue.namespace!r} is empty: nothing to do")
+        context.log.info(f"{_where(queue, partition)} is empty: nothing to do")
     return None
+
+
+def _where(queue: LeaseQueue, partition: str | None) -> str:
+    return f"the queue {queue.namespace!r}" if partition is None else f"partition {partition!r} of {queue.namespace!r}"
 
 
 def peer_id(context: Any) -> str:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import dagster as dg
 
 from omnirelay_dagster.look import QueueLook, look_at, queue_asset_key, shown
+from omnirelay_dagster.requirements import UsesQueue, using_queue
 
 DEFAULT_MAX_LAG = 10_000
 _MOST_OWNERS = 20
@@ -153,7 +154,8 @@ def build_queue_checks(
                 verdict = rule.judge(look, max_lag)
                 yield dg.AssetCheckResult(asset_key=key, check_name=rule.name, **_told(rule, verdict))
 
-    return check
+    made: dg.AssetChecksDefinition = using_queue(check, UsesQueue(queue))
+    return made
 
 
 def evaluate(look: QueueLook, key: dg.AssetKey, max_lag: int) -> list[dg.AssetCheckEvaluation]:

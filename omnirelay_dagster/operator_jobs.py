@@ -10,6 +10,7 @@ from pydantic import Field
 from lease_core import LeaseQueue
 from omnirelay_dagster.look import DAGSTER_PEER, shown
 from omnirelay_dagster.pending_file import drain_to_file, restore_from_file
+from omnirelay_dagster.requirements import QueueOp, UsesQueue
 
 _AT_ONCE = 1_000
 _MOST_LEASES = 100_000
@@ -149,9 +150,8 @@ def _job(
         return dg.Output(None, metadata=found)
 
     compute.__annotations__["config"] = config
-    op = dg.op(name=f"{name}_op", description=description, required_resource_keys={queue}, out=dg.Out(dg.Nothing))(
-        compute
-    )
+    plain = dg.op(name=f"{name}_op", description=description, required_resource_keys={queue}, out=dg.Out(dg.Nothing))
+    op = QueueOp(plain(compute), UsesQueue(queue))
 
     @dg.job(name=name, description=description, executor_def=dg.in_process_executor, tags={"omnirelay/queue": queue})
     def job() -> None:
