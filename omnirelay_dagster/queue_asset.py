@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from datetime import datetime
 from itertools import groupby
+from typing import NamedTuple
 
 import dagster as dg
 import msgspec
@@ -12,7 +13,8 @@ import msgspec
 from lease_core import Lease, LeaseQueue
 from omnirelay_dagster.checks import DEFAULT_MAX_LAG, evaluate
 from omnirelay_dagster.look import QueueLook, look_at, queue_asset_key, shown
-from omnirelay_dagster.sensors.declaring import check_queue, check_timing, check_whole, with_queue
+from omnirelay_dagster.requirements import RESOURCE
+from omnirelay_dagster.sensors.declaring import check_queue, check_whole, queue_sensor
 
 _MOST_ROWS = 50
 _REPEAT_CHECKS_AFTER = 300.0
@@ -26,6 +28,11 @@ _LEASE_COLUMNS = dg.TableSchema(
         dg.TableColumn("expires", "string", description="when it ends without a heartbeat, UTC"),
     ]
 )
+
+
+class _Observing(NamedTuple):
+    key: dg.AssetKey
+    max_lag: int
 
 
 class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,7 +66,7 @@ def build_queue_asset(
         description=description
         or f"The lease queue `{queue}`: its depth, age, throughput and leases over time, and checks of its health.",
         kinds={"queue"},
-        metadata={"omnirelay/resource": queue},
+        metadata={RESOURCE: queue},
     )
 
 
@@ -77,27 +84,29 @@ def build_observation_sensor(
     along with it when what they say has changed, and every five minutes; so they are live, and quiet when all is well.
     """
     key = asset_key or queue_asset_key(check_queue(queue))
-    check_timing(minimum_interval_seconds, default_status)
     check_whole("max_lag", max_lag, 0)
 
-    def tick(context: dg.SensorEvaluationContext, lease_queue: LeaseQueue) -> dg.SensorResult:
-        look = look_at(lease_queue, context.instance)
-        before = from_cursor(context.cursor)
-        verdicts = evaluate(look, key, max_lag)
-        said = _fingerprint(verdicts)
-        mark = Mark(look.at, look.stats.head, look.stats.completed, said, look.at)
-        if before is not None and before.checks == said and _seconds(before.checks_at, look.at) < _REPEAT_CHECKS_AFTER:
-            verdicts = []
-            mark = msgspec.structs.replace(mark, checks_at=before.checks_at)
-        return dg.SensorResult(asset_events=[observation(look, before, key), *verdicts], cursor=mark.to_cursor())
-
-    return dg.SensorDefinition(
+    return queue_sensor(
+        queue,
+        _tick,
+        _Observing(key, max_lag),
         name=f"{queue}_observation_sensor",
-        evaluation_fn=with_queue(queue, tick),
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         description=f"Shows depth, age, throughput, leases and health of the queue {queue!r}.",
     )
+
+
+def _tick(context: dg.SensorEvaluationContext, queue: LeaseQueue, observing: _Observing) -> dg.SensorResult:
+    look = look_at(queue, context.instance)
+    before = from_cursor(context.cursor)
+    verdicts = evaluate(look, observing.key, observing.max_lag)
+    said = _fingerprint(verdicts)
+    mark = Mark(look.at, look.stats.head, look.stats.completed, said, look.at)
+    if before is not None and before.checks == said and _seconds(before.checks_at, look.at) < _REPEAT_CHECKS_AFTER:
+        verdicts = []
+        mark = msgspec.structs.replace(mark, checks_at=before.checks_at)
+    return dg.SensorResult(asset_events=[observation(look, before, observing.key), *verdicts], cursor=mark.to_cursor())
 
 
 def observation(look: QueueLook, before: Mark | None, key: dg.AssetKey) -> dg.AssetObservation:

@@ -21,6 +21,7 @@ from omnirelay_dagster.sensors import (
     build_work_sensor,
 )
 from omnirelay_dagster.sensors.declaring import check_queue, check_whole, wrong
+from omnirelay_dagster.sensors.work_partitions import checked_partitions
 
 Target = (
     dg.AssetsDefinition
@@ -78,7 +79,9 @@ def lease_queue_definitions(
         )
     ]
     target = None if asset is None else _target(queue, asset, key)
-    sensors += _more_sensors(queue, target, status, work, run_status, backpressure, replication)
+    if target is not None:
+        sensors.append(_work_sensor(queue, asset, target, _arguments("work", build_work_sensor, work, status)))
+    sensors += _more_sensors(queue, status, run_status, backpressure, replication)
     return dg.Definitions(
         assets=[build_queue_asset(queue, asset_key=key, group_name=group_name)],
         asset_checks=[build_queue_checks(queue, asset_key=key, max_lag=max_lag)],
@@ -125,11 +128,17 @@ def _keys(queue: str, asset: Any) -> Iterable[dg.AssetKey]:
     return asset.keys
 
 
+def _work_sensor(queue: str, asset: Any, target: Any, arguments: dict[str, Any]) -> dg.SensorDefinition:
+    """The sensor that launches runs; assets that lease by partition tell it which partitions there are."""
+    arguments["partitions_def"] = checked_partitions(
+        asset, arguments.get("partition_key"), arguments.get("partitions_def")
+    )
+    return build_work_sensor(queue, target=target, **arguments)
+
+
 def _more_sensors(
     queue: str,
-    target: Any,
     status: Arguments,
-    work: Arguments | None,
     run_status: Arguments | None,
     backpressure: Arguments | None,
     replication: Arguments | None,
@@ -137,9 +146,6 @@ def _more_sensors(
     found = list(
         build_run_status_sensors(queue, **_arguments("run_status", build_run_status_sensors, run_status, status))
     )
-    if target is not None:
-        arguments = _arguments("work", build_work_sensor, work, status)
-        found.append(build_work_sensor(queue, target=target, **arguments))
     if backpressure is not None:
         arguments = _arguments("backpressure", build_backpressure_sensor, backpressure, status)
         found.append(build_backpressure_sensor(queue, **arguments))

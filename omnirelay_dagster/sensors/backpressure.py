@@ -15,10 +15,9 @@ from omnirelay_dagster.sensors import instance_controls as controls
 from omnirelay_dagster.sensors.declaring import (
     check_name,
     check_queue,
-    check_timing,
     check_whole,
     location_of,
-    with_queue,
+    queue_sensor,
     wrong,
 )
 
@@ -99,19 +98,17 @@ def build_backpressure_sensor(
     """
     check_queue(queue)
     name = check_name(name, f"{queue}_backpressure_sensor")
-    check_timing(minimum_interval_seconds, default_status)
     holding = _Holding(name, _check_limits(pool_limits), _check_paused(pause_sensors, name), on_change)
     if on_change is not None and not callable(on_change):
         raise wrong("on_change", f"must be a function of the context and a BackpressureChange (got {on_change!r})")
     if not (holding.pool_limits or holding.pause_sensors or on_change):
         raise wrong("pool_limits, pause_sensors, on_change", "give at least one of them, or there is nothing to do")
 
-    def tick(context: dg.SensorEvaluationContext, lease_queue: LeaseQueue) -> dg.SensorResult:
-        return _tick(context, lease_queue, holding)
-
-    return dg.SensorDefinition(
+    return queue_sensor(
+        queue,
+        _tick,
+        holding,
         name=name,
-        evaluation_fn=with_queue(queue, tick),
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         description=description or f"Holds back what feeds the queue {queue!r} while it is above its high mark.",

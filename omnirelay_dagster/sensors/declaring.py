@@ -8,14 +8,15 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import dagster as dg
 
 from lease_core import LeaseQueue
+from omnirelay_dagster.requirements import RESOURCE
 from omnirelay_dagster.resource import LeaseQueueResource
 
-SensorTick = Callable[[dg.SensorEvaluationContext, LeaseQueue], dg.SensorResult]
+Settings = TypeVar("Settings")
 
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 
@@ -74,6 +75,30 @@ def with_queue(queue: str, tick: Callable[[Any, LeaseQueue], Any]) -> Callable[.
     evaluate.__signature__ = inspect.Signature([given, typed])  # type: ignore[attr-defined]
     evaluate.__annotations__ = {queue: LeaseQueueResource}
     return evaluate
+
+
+def queue_sensor(
+    queue: str,
+    tick: Callable[[dg.SensorEvaluationContext, LeaseQueue, Settings], dg.SensorResult],
+    settings: Settings,
+    *,
+    name: str,
+    minimum_interval_seconds: int,
+    default_status: dg.DefaultSensorStatus,
+    description: str,
+    **target: Any,
+) -> dg.SensorDefinition:
+    """The sensor that evaluates ``tick`` with the queue and its settings, and says which queue it is about."""
+    check_timing(minimum_interval_seconds, default_status)
+    return dg.SensorDefinition(
+        name=name,
+        evaluation_fn=with_queue(queue, lambda context, lease_queue: tick(context, lease_queue, settings)),
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        description=description,
+        metadata={RESOURCE: queue},
+        **target,
+    )
 
 
 def location_of(context: dg.SensorEvaluationContext) -> str | None:

@@ -19,12 +19,12 @@ from omnirelay_dagster.sensors.declaring import (
     check_name,
     check_queue,
     check_seconds,
-    check_timing,
     check_whole,
     location_of,
-    with_queue,
+    queue_sensor,
     wrong,
 )
+from omnirelay_dagster.sensors.dynamic_partitions import NOT_IN_KEYS, new_partitions
 
 Granularity = Literal["namespace", "resource_type", "resource"]
 GRANULARITIES = ("namespace", "resource_type", "resource")
@@ -32,8 +32,8 @@ ALL_BUT_HEARTBEATS = tuple(kind.value for kind in EventType if kind is not Event
 
 _PAGE = 5_000
 _DATA_VERSION = "dagster/data_version"
-_NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9_.-]")
-_NOT_IN_PARTITIONS = re.compile(r"[\x00-\x1f%]|\.(?=\.\.)")
+_NOT_IN_ASSET_KEYS = re.compile(r"[^A-Za-z0-9_.-]")
+_ESCAPED = re.compile(f"{NOT_IN_KEYS.pattern}|%")
 
 
 class _Target(NamedTuple):
@@ -111,7 +111,6 @@ def build_replication_sensor(
     """
     check_queue(queue)
     name = check_name(name, f"{queue}_replication_sensor")
-    check_timing(minimum_interval_seconds, default_status)
     check_choice("granularity", granularity, GRANULARITIES)
     check_choice("start", start, ("beginning", "end"))
     replicating = _Replicating(
@@ -126,12 +125,11 @@ def build_replication_sensor(
         keep_log,
     )
 
-    def tick(context: dg.SensorEvaluationContext, lease_queue: LeaseQueue) -> dg.SensorResult:
-        return _tick(context, lease_queue, replicating)
-
-    return dg.SensorDefinition(
+    return queue_sensor(
+        queue,
+        _tick,
+        replicating,
         name=name,
-        evaluation_fn=with_queue(queue, tick),
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         description=description or f"Turns the log of the queue {queue!r} into materializations, by {granularity}.",
@@ -148,7 +146,7 @@ def _target(queue: str, granularity: str, asset_key: Any, prefix: Any) -> Callab
         if asset_key is not None:
             raise wrong("asset_key", "with granularity='resource_type' there are many assets: give asset_key_prefix")
         path = _path("asset_key_prefix", prefix) if prefix is not None else [queue, "log"]
-        of_type = lru_cache(1_000)(lambda name: _Target(dg.AssetKey([*path, _NOT_IN_KEYS.sub("_", name)])))
+        of_type = lru_cache(1_000)(lambda name: _Target(dg.AssetKey([*path, _NOT_IN_ASSET_KEYS.sub("_", name)])))
         return lambda event: of_type(event.item.resource_type) if event.item else None
     if asset_key is not None:
         key = dg.AssetKey(_path("asset_key", asset_key))
@@ -164,7 +162,7 @@ def _target(queue: str, granularity: str, asset_key: Any, prefix: Any) -> Callab
 
 def partition_of(resource_type: str, resource_id: str) -> str:
     """The dynamic partition of a resource: ``type/id``, with what Dagster does not take in a key as ``%XX``."""
-    return _NOT_IN_PARTITIONS.sub(lambda found: f"%{ord(found.group()):02X}", f"{resource_type}/{resource_id}")
+    return _ESCAPED.sub(lambda found: f"%{ord(found.group()):02X}", f"{resource_type}/{resource_id}")
 
 
 def _path(argument: str, key: Any) -> list[str]:
@@ -217,7 +215,9 @@ def _tick(context: dg.SensorEvaluationContext, queue: LeaseQueue, replicating: _
     ]
     return dg.SensorResult(
         asset_events=events,
-        dynamic_partitions_requests=_new_partitions(context.instance, reading, replicating),
+        dynamic_partitions_requests=new_partitions(
+            replicating.partitions, (target.partition for target in reading.tallies), context.instance
+        ),
         cursor=str(reading.upto),
         skip_reason=_story(after, reading, lag),
     )
@@ -302,17 +302,6 @@ def _materialization(
         metadata=metadata,
         tags={_DATA_VERSION: str(tally.last.sequence_number)},
     )
-
-
-def _new_partitions(
-    instance: dg.DagsterInstance, reading: _Reading, replicating: _Replicating
-) -> list[dg.AddDynamicPartitionsRequest]:
-    if replicating.partitions is None:
-        return []
-    name = replicating.partitions
-    keys = [target.partition for target in reading.tallies if target.partition is not None]
-    new = [key for key in keys if not instance.has_dynamic_partition(name, key)]
-    return [dg.AddDynamicPartitionsRequest(name, new)] if new else []
 
 
 def _story(after: int, reading: _Reading, lag: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import dagster as dg
 
 from lease_core import LeaseQueue
+from omnirelay_dagster.requirements import RESOURCE
 from omnirelay_dagster.sensors.declaring import check_name, check_queue, check_seconds, check_timing, with_queue, wrong
 from omnirelay_dagster.sensors.liveness import owner_of
 from omnirelay_dagster.sensors.silent_runs import silent_run_sensor
@@ -52,6 +53,7 @@ def build_run_status_sensors(
             description=f"Hands back what a {what} run holds in the queue {queue!r}.",
             monitored_jobs=monitored_jobs,
             monitor_all_code_locations=monitored_jobs is None,
+            metadata={RESOURCE: queue},
         )
         for what, status in _WATCHED.items()
     ]

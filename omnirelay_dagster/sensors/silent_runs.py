@@ -21,7 +21,7 @@ from lease_core import LeaseEvent, LeaseQueue
 from lease_core.errors import EventsPruned
 from lease_core.model import EventType
 from omnirelay_dagster.sensors import instance_controls as controls
-from omnirelay_dagster.sensors.declaring import with_queue
+from omnirelay_dagster.sensors.declaring import queue_sensor
 from omnirelay_dagster.sensors.liveness import end_expired, last_heard_of, owners, run_and_step
 
 _SIGNS_OF_LIFE = (EventType.LEASE_GRANTED, EventType.HEARTBEAT, EventType.COMPLETED, EventType.FAILED)
@@ -61,12 +61,11 @@ def silent_run_sensor(
     """The sensor that finds runs which died unseen; see ``build_run_status_sensors``."""
     watching = _Watching(report_dead_runs, timedelta(seconds=grace_seconds))
 
-    def tick(context: dg.SensorEvaluationContext, lease_queue: LeaseQueue) -> dg.SensorResult:
-        return _tick(context, lease_queue, watching)
-
-    return dg.SensorDefinition(
+    return queue_sensor(
+        queue,
+        _tick,
+        watching,
         name=name,
-        evaluation_fn=with_queue(queue, tick),
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         description=f"Finds runs that died unseen, by the leases of the queue {queue!r} that they let expire.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -15,13 +16,14 @@ from omnirelay_dagster.sensors.declaring import (
     check_name,
     check_queue,
     check_seconds,
-    check_timing,
     check_whole,
     location_of,
-    with_queue,
+    queue_sensor,
     wrong,
 )
+from omnirelay_dagster.sensors.dynamic_partitions import new_partitions
 from omnirelay_dagster.sensors.liveness import end_expired, last_heard_of, owners, run_and_step
+from omnirelay_dagster.sensors.work_partitions import Given, checked_partitions, dynamic_name, resolved, sort_out
 
 SENSOR_TAG = "omnirelay/work_sensor"
 LOCATION_TAG = "omnirelay/code_location"
@@ -30,6 +32,9 @@ _WAITING = (Status.QUEUED, Status.NOT_STARTED, Status.STARTING)
 _WORKING = (Status.STARTED, Status.CANCELING)
 _NEVER_SUBMITTED = timedelta(minutes=10)
 _MOST_RUNS = 1_000
+_PARTITION = "dagster/partition"
+_LOOK_AHEAD = 10_000
+_MOST_SHOWN = 10
 
 
 class _Launching(NamedTuple):
@@ -39,14 +44,20 @@ class _Launching(NamedTuple):
     ignore_silent_runs_after: timedelta
     run_config: Any
     tags: Mapping[str, str]
+    partition_key: Given | None
+    partitions_def: dg.PartitionsDefinition[str] | None
 
 
 class _Runs(NamedTuple):
-    """The unfinished runs of one sensor: not begun yet, at work, and begun but not heard of for long."""
+    """The unfinished runs of one sensor: not begun yet (by partition), at work, and begun but not heard of for long."""
 
-    waiting: int
+    waiting: Counter[str | None]
     working: int
     silent: tuple[str, ...] = ()
+
+    @property
+    def about_to_begin(self) -> int:
+        return self.waiting.total()
 
 
 def build_work_sensor(
@@ -60,6 +71,8 @@ def build_work_sensor(
     ignore_silent_runs_after: float = 600.0,
     run_config: dg.RunConfig | Mapping[str, Any] | None = None,
     tags: Mapping[str, str] | None = None,
+    partition_key: Given | None = None,
+    partitions_def: dg.PartitionsDefinition[str] | None = None,
     name: str | None = None,
     minimum_interval_seconds: int = 10,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
@@ -75,10 +88,14 @@ def build_work_sensor(
     before would be dropped without a word; here a run too many finds the queue empty and ends. A run that began, but
     holds no lease and wrote nothing for ``ignore_silent_runs_after`` seconds, is taken for dead and not counted, so
     that a killed machine cannot stop the queue.
+
+    For an asset with partitions, ``partition_key`` is the partition that every run is for, or a function of the
+    context that gives it. With ``partitions_def``, which an asset declared ``by_partition=True`` brings along, each run
+    is for a partition that has items waiting, and takes those: an item's ``partition_key`` is its partition. Dynamic
+    partitions are added as items come; items under a key that is no partition are left alone, and named in the log.
     """
     check_queue(queue)
     name = check_name(name, f"{queue}_work_sensor")
-    check_timing(minimum_interval_seconds, default_status)
     launching = _Launching(
         name,
         check_whole("max_concurrent_runs", max_concurrent_runs, 1),
@@ -86,14 +103,14 @@ def build_work_sensor(
         timedelta(seconds=check_seconds("ignore_silent_runs_after", ignore_silent_runs_after)),
         run_config,
         _check_tags(tags),
+        partition_key,
+        checked_partitions(target, partition_key, partitions_def),
     )
-
-    def tick(context: dg.SensorEvaluationContext, lease_queue: LeaseQueue) -> dg.SensorResult:
-        return _tick(context, lease_queue, launching)
-
-    return dg.SensorDefinition(
+    return queue_sensor(
+        queue,
+        _tick,
+        launching,
         name=name,
-        evaluation_fn=with_queue(queue, tick),
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         description=description or f"Launches runs while the queue {queue!r} has work.",
@@ -134,14 +151,34 @@ def _tick(context: dg.SensorEvaluationContext, queue: LeaseQueue, launching: _La
             f"not counting {len(runs.silent)} runs that began and fell silent: {', '.join(runs.silent)}. "
             "build_run_status_sensors(report_dead_runs=True) reports such runs failed"
         )
-    wanted, why_not = _how_many(_available(stats), runs, stats, launching)
-    requests = [
-        dg.RunRequest(run_config=launching.run_config, tags={**launching.tags, **own_tags}) for _ in range(wanted)
-    ]
-    cursor = _cursor(stats, runs, wanted)
-    if requests:
-        return dg.SensorResult(run_requests=requests, cursor=cursor)
-    return dg.SensorResult(skip_reason=why_not, cursor=cursor)
+    items = _items(context, queue, stats, launching)
+    wanted, why_not = _which(items, runs, stats, launching)
+    return dg.SensorResult(
+        run_requests=[
+            dg.RunRequest(run_config=launching.run_config, tags={**launching.tags, **own_tags}, partition_key=partition)
+            for partition in wanted
+        ],
+        skip_reason=None if wanted else why_not,
+        cursor=_cursor(stats, items, runs, len(wanted)),
+        dynamic_partitions_requests=new_partitions(dynamic_name(launching.partitions_def), wanted, context.instance),
+    )
+
+
+def _items(
+    context: dg.SensorEvaluationContext, queue: LeaseQueue, stats: QueueStats, launching: _Launching
+) -> dict[str | None, int]:
+    """How many items a run of which partition could lease now, the first in line first."""
+    if launching.partitions_def is None:
+        available = _available(stats)
+        return {resolved(launching.partition_key, context): available} if available > 0 else {}
+    found = sort_out(queue.waiting(_LOOK_AHEAD), launching.partitions_def, context.instance)
+    if found.unknown:
+        some = ", ".join(repr(key) for key in list(found.unknown)[:_MOST_SHOWN])
+        context.log.warning(
+            f"{sum(found.unknown.values())} items wait under a partition_key that is no partition of the target, and "
+            f"nothing is launched for them: {some}"
+        )
+    return dict(found.known.items())
 
 
 def _available(stats: QueueStats) -> int:
@@ -149,23 +186,36 @@ def _available(stats: QueueStats) -> int:
     return 0 if stats.oldest_pending_age is None else stats.pending - stats.delayed
 
 
-def _how_many(available: int, runs: _Runs, stats: QueueStats, launching: _Launching) -> tuple[int, str]:
-    """How many runs to launch and, if none, why."""
+def _which(
+    items: Mapping[str | None, int], runs: _Runs, stats: QueueStats, launching: _Launching
+) -> tuple[list[str | None], str]:
+    """The partition of each run to launch (none, where there are no partitions) and, if there is no run, why."""
+    available = sum(items.values())
     if available <= 0:
-        return 0, (
+        return [], (
             f"no work: {stats.pending} pending, of which {stats.delayed} delayed and none can be leased now; "
             f"{stats.active} leased"
         )
-    room = launching.max_concurrent_runs - runs.waiting - runs.working
+    room = launching.max_concurrent_runs - runs.about_to_begin - runs.working
     if room <= 0:
-        return 0, (
-            f"{available} items wait, but {runs.working} runs are at work and {runs.waiting} are about to be "
+        return [], (
+            f"{available} items wait, but {runs.working} runs are at work and {runs.about_to_begin} are about to be "
             f"(max_concurrent_runs={launching.max_concurrent_runs})"
         )
-    needed = -(-available // launching.items_per_run) - runs.waiting
-    if needed <= 0:
-        return 0, f"{available} items wait, and {runs.waiting} runs that are about to begin will take them"
-    return min(room, needed), ""
+    turns = [
+        (turn, place, partition)
+        for place, (partition, count) in enumerate(items.items())
+        for turn in range(-(-count // launching.items_per_run) - _begin_soon(runs, partition, launching))
+    ]
+    if not turns:
+        return [], f"{available} items wait, and {runs.about_to_begin} runs that are about to begin will take them"
+    # one for each partition before there is a second for any
+    return [partition for _, _, partition in sorted(turns, key=lambda each: each[:2])[:room]], ""
+
+
+def _begin_soon(runs: _Runs, partition: str | None, launching: _Launching) -> int:
+    """Runs that will take items of the partition: any of them, where runs take what is next in line."""
+    return runs.about_to_begin if launching.partitions_def is None else runs.waiting[partition]
 
 
 def _unfinished(
@@ -175,14 +225,15 @@ def _unfinished(
         dg.RunsFilter(tags=dict(tags), statuses=[*_WAITING, *_WORKING]), limit=_MOST_RUNS
     )
     now = datetime.now(UTC)
-    waiting = sum(
-        record.dagster_run.status in _WAITING
+    waiting = Counter(
+        record.dagster_run.tags.get(_PARTITION)
+        for record in records
+        if record.dagster_run.status in _WAITING
         # made, but never submitted: a launch that was interrupted, and that nobody will take up again
         and not (record.dagster_run.status == Status.NOT_STARTED and _age(record, now) > _NEVER_SUBMITTED)
-        for record in records
     )
     working = [record for record in records if record.dagster_run.status in _WORKING]
-    if waiting + len(working) < launching.max_concurrent_runs:
+    if waiting.total() + len(working) < launching.max_concurrent_runs:
         return _Runs(waiting, len(working))
     silent = _silent(instance, working, queue, now, launching.ignore_silent_runs_after)
     return _Runs(waiting, len(working) - len(silent), silent)
@@ -216,8 +267,10 @@ def _age(record: dg.RunRecord, now: datetime) -> timedelta:
     return now - (created if created.tzinfo else created.replace(tzinfo=UTC))
 
 
-def _cursor(stats: QueueStats, runs: _Runs, launched: int) -> str:
+def _cursor(stats: QueueStats, items: Mapping[str | None, int], runs: _Runs, launched: int) -> str:
     """Nothing is read from it: it is there to be looked at, as the tick's page shows it."""
     seen: dict[str, Any] = {"pending": stats.pending, "delayed": stats.delayed, "leased": stats.active}
-    seen |= {"runs_waiting": runs.waiting, "runs_working": runs.working, "runs_silent": len(runs.silent)}
+    if partitions := {key: count for key, count in list(items.items())[:_MOST_SHOWN] if key is not None}:
+        seen["partitions"] = partitions
+    seen |= {"runs_waiting": runs.about_to_begin, "runs_working": runs.working, "runs_silent": len(runs.silent)}
     return json.dumps(seen | {"runs_launched": launched})
