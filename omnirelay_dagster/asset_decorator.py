@@ -201,7 +201,7 @@ def _run(
 def _lease(context: Any, resource: LeaseQueueResource, leasing: Leasing, first: bool) -> LeasedBatch | None:
     queue = resource.get_queue()
     wait = leasing.wait if first and leasing.on_empty == "wait" else None
-    partition = context.partition_key if leasing.by_partition else None
+    partition = str(context.partition_key) if leasing.by_partition else None
     leases = queue.lease(peer_id(context), leasing.batch_size, wait=wait, partition_key=partition)
     if leases:
         resource.keep_track([lease.token for lease in leases])

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import dagster as dg
-from dagster._core.definitions.partitions.context import partition_loading_context
 
 from omnirelay_dagster.requirements import use_of
 from omnirelay_dagster.sensors.declaring import wrong
@@ -58,8 +57,10 @@ def checked_partitions(target: Any, partition_key: Any, partitions_def: Any) -> 
 
 def resolved(partition_key: Given | None, context: dg.SensorEvaluationContext) -> str | None:
     """The partition that runs launched now are for."""
-    found = partition_key(context) if callable(partition_key) else partition_key
-    if found is not None and not (isinstance(found, str) and found):
+    if not callable(partition_key):
+        return partition_key
+    found = partition_key(context)
+    if not isinstance(found, str) or not found:
         raise dg.DagsterInvariantViolationError(f"partition_key gave {found!r}; it must give the key of a partition")
     return found
 
@@ -69,7 +70,7 @@ def sort_out(
 ) -> Sorted:
     """Tell the keys that are partitions from those that are not. Dynamic partitions take any key Dagster does."""
     found = Sorted({}, {})
-    with partition_loading_context(dynamic_partitions_store=instance):
+    with dg.partition_loading_context(dynamic_partitions_store=instance):
         for key, count in waiting.items():
             if key is not None and _is_partition(key, partitions):
                 found.known[key] = count
