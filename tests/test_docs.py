@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+import lease_core
+import omnirelay_dagster
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -33,3 +38,15 @@ def test_there_are_pages_to_run() -> None:
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def used_names(code: str) -> set[str]:
+    """What a block really uses: names that are read or called, not those that are only imported."""
+    names = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+    return names | {node.attr for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)}
+
+
+@pytest.mark.parametrize("package", [lease_core, omnirelay_dagster], ids=lambda package: package.__name__)
+def test_every_public_name_has_an_example_that_runs(package: ModuleType) -> None:
+    shown = {name for page in PAGES for _, code in blocks(page) for name in used_names(code)}
+    assert sorted(set(package.__all__) - shown) == []

@@ -23,7 +23,14 @@ from omnirelay_dagster.sensors.declaring import (
 )
 from omnirelay_dagster.sensors.dynamic_partitions import new_partitions
 from omnirelay_dagster.sensors.liveness import end_expired, last_heard_of, owners, run_and_step
-from omnirelay_dagster.sensors.work_partitions import Given, checked_partitions, dynamic_name, resolved, sort_out
+from omnirelay_dagster.sensors.work_partitions import (
+    Given,
+    checked_partitions,
+    dynamic_name,
+    partitions_of_target,
+    resolved,
+    sort_out,
+)
 
 SENSOR_TAG = "omnirelay/work_sensor"
 LOCATION_TAG = "omnirelay/code_location"
@@ -151,6 +158,8 @@ def _tick(context: dg.SensorEvaluationContext, queue: LeaseQueue, launching: _La
             f"not counting {len(runs.silent)} runs that began and fell silent: {', '.join(runs.silent)}. "
             "build_run_status_sensors(report_dead_runs=True) reports such runs failed"
         )
+    if launching.partition_key is None and launching.partitions_def is None:
+        launching = launching._replace(partitions_def=partitions_of_target(context))
     items = _items(context, queue, stats, launching)
     wanted, why_not = _which(items, runs, stats, launching)
     return dg.SensorResult(

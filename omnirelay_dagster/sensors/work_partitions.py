@@ -55,6 +55,27 @@ def checked_partitions(target: Any, partition_key: Any, partitions_def: Any) -> 
     return partitions_def  # type: ignore[no-any-return]
 
 
+def partitions_of_target(context: dg.SensorEvaluationContext) -> dg.PartitionsDefinition[str] | None:
+    """The partitions of the asset that the sensor launches, if it leases by partition.
+
+    For targets that are only named (a key, a selection, a job): what they are is known once all is loaded.
+    """
+    repository = context.repository_def
+    if repository is None or not repository.has_sensor_def(context.sensor_name):
+        return None
+    sensor = repository.get_sensor_def(context.sensor_name)
+    assets = [
+        each
+        for target in sensor.targets
+        for each in repository.get_job(target.job_name).asset_layer.asset_graph.assets_defs
+    ]
+    if sensor.asset_selection is not None:
+        graph = repository.asset_graph
+        assets += [graph.get(key).assets_def for key in sensor.asset_selection.resolve(graph)]
+    found = (each.partitions_def for each in assets if (use := use_of(each)) is not None and use.by_partition)
+    return next(found, None)
+
+
 def resolved(partition_key: Given | None, context: dg.SensorEvaluationContext) -> str | None:
     """The partition that runs launched now are for."""
     if not callable(partition_key):

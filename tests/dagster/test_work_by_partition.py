@@ -127,6 +127,21 @@ def test_a_run_for_each_partition_that_has_work(resource: Any, queue: Any, insta
     assert "no work" in tick(sensor, by_region, resource, instance).skip_message
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        {"target": dg.AssetSelection.assets("by_region")},
+        {"asset_selection": ["by_region"]},
+        {"job": dg.define_asset_job("regional", "by_region")},
+    ],
+    ids=["selection", "asset_selection", "job"],
+)
+def test_a_target_that_is_only_named_is_looked_up(target: Any, resource: Any, queue: Any, instance: Any) -> None:
+    put(queue, "us", "eu", "us")
+    sensor = build_work_sensor("landing", max_concurrent_runs=5, **target)
+    assert partitions(tick(sensor, by_region, resource, instance)) == ["us", "eu"]
+
+
 def test_every_partition_has_a_run_before_one_has_two(resource: Any, queue: Any, instance: Any) -> None:
     put(queue, *["eu"] * 5, "us", "ap")
 
