@@ -461,10 +461,13 @@ class LeaseQueue:
         limits.count("limit", limit, _MOST_LISTED)
         return reading.completions(self._store, self._ns, after, as_of, limit)
 
-    def leases(self, limit: int = 1_000) -> list[Lease]:
-        """Leases now held by anybody, those that end soonest first."""
+    def leases(self, limit: int = 1_000, *, bodies: bool = True) -> list[Lease]:
+        """Leases now held by anybody, those that end soonest first.
+
+        With ``bodies=False`` the items come without theirs, which is much cheaper where bodies are large.
+        """
         limits.count("limit", limit, _MOST_LISTED)
-        return reading.leases(self._store, self._ns, limit)
+        return reading.leases(self._store, self._ns, limit, bodies)
 
     def inspect(self, ids: int | Iterable[int]) -> list[ItemStatus]:
         """Where items stand: state, owner, attempts, errors, and the result of completed ones."""

@@ -149,7 +149,7 @@ def readers(store: Store, ns: int) -> dict[str, int]:
     return {str(name): int(cursor) for name, cursor in rows}
 
 
-def leases(store: Store, ns: int, limit: int) -> list[Lease]:
+def leases(store: Store, ns: int, limit: int, bodies: bool) -> list[Lease]:
     """Leases now held, those that end soonest first; an expired one nobody has noticed yet is among them."""
     [rows] = store.read(
         Query(
@@ -168,7 +168,7 @@ def leases(store: Store, ns: int, limit: int) -> list[Lease]:
             status.enqueued_at,
             status.errors[-1].error if status.errors else None,
         )
-        for status in _statuses(store, ns, spans)
+        for status in _statuses(store, ns, spans, selects.ITEM_COLUMNS if bodies else selects.BODILESS_COLUMNS)
         if status.token is not None
     ]
 
@@ -238,11 +238,11 @@ def _limited(spans: Iterator[Span], limit: int) -> list[Span]:
     return kept
 
 
-def _statuses(store: Store, ns: int, spans: list[Span]) -> list[ItemStatus]:
+def _statuses(store: Store, ns: int, spans: list[Span], columns: str = selects.ITEM_COLUMNS) -> list[ItemStatus]:
     if not spans:
         return []
     ranges = selects.merged(sorted((span.first, span.last) for span in spans))
-    item_queries = selects.items(store, ns, ranges)
+    item_queries = selects.items(store, ns, ranges, columns)
     found = store.read(*item_queries, *selects.errors(store, ns, _troubled(spans)))
     rows = {row[0]: row for row in chain.from_iterable(found[: len(item_queries)])}
     errors = payload.errors_by_item(list(chain.from_iterable(found[len(item_queries) :])), list(rows))

@@ -97,7 +97,7 @@ def lease_of(folder: str) -> tuple[str, int]:
 
 def leases_held(queue: LeaseQueue) -> set[str]:
     """The ids of all leases that anybody holds, also of those which ran out unnoticed."""
-    leases = queue.leases(MOST_LEASES)
+    leases = queue.leases(MOST_LEASES, bodies=False)
     if len(leases) == MOST_LEASES:
         raise dg.DagsterInvariantViolationError(
             f"{MOST_LEASES} or more items are leased right now, too many to tell whose files are in use; "

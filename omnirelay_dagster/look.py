@@ -56,7 +56,7 @@ def look_at(queue: LeaseQueue, instance: dg.DagsterInstance) -> QueueLook:
     at = queue.now()
     # the manifest of published outputs keeps the whole log for itself; it reads nothing and is never behind
     readers = {name: cursor for name, cursor in queue.readers().items() if name != READER}
-    leases = tuple(queue.leases(limit=MOST_LEASES))
+    leases = tuple(queue.leases(limit=MOST_LEASES, bodies=False))
     stats = queue.stats()
     owners = {lease.owner_peer_id for lease in leases}
     return QueueLook(queue.namespace, at, stats, leases, readers, _ended(owners, instance))

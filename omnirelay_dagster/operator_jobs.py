@@ -126,7 +126,7 @@ def _restore_from_file(queue: LeaseQueue, config: RestoreFromFile, principal: st
 
 
 def _release_owner(queue: LeaseQueue, config: ReleaseOwner, principal: str) -> dict[str, Any]:
-    held = {lease.owner_peer_id for lease in queue.leases(_MOST_LEASES)}
+    held = {lease.owner_peer_id for lease in queue.leases(_MOST_LEASES, bodies=False)}
     of_run = f"{DAGSTER_PEER}{config.owner.removeprefix(DAGSTER_PEER)}/"
     owners = sorted(owner for owner in held if owner == config.owner or owner.startswith(of_run))
     released = sum(queue.release_owner(owner, principal=principal) for owner in owners or [config.owner])

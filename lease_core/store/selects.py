@@ -14,6 +14,7 @@ Fetch = Callable[..., list[list[Row]]]
 SPAN_COLUMNS = ", ".join(Span.__struct_fields__)
 NAME_COLUMNS = "id, resource_type, resource_id, partition_key"
 ITEM_COLUMNS = f"{NAME_COLUMNS}, request_id, extra, body, enqueued_at"
+BODILESS_COLUMNS = f"{NAME_COLUMNS}, request_id, extra, NULL, enqueued_at"
 ERROR_COLUMNS = "first, last, number, nth, attempt, at, peer, error"
 
 LONGEST_ERROR_SPAN = 1_000
@@ -47,7 +48,7 @@ def overlapping(store: Store, ns: int, ranges: Sequence[Range]) -> list[Query]:
 
 
 def items(store: Store, ns: int, ranges: Sequence[Range], columns: str = ITEM_COLUMNS) -> list[Query]:
-    """The items of the id ranges: whole, or with ``NAME_COLUMNS`` their names."""
+    """The items of the id ranges: whole, without their bodies, or with ``NAME_COLUMNS`` their names only."""
     one = f"SELECT {columns} FROM omnirelay_item WHERE ns = ? AND id BETWEEN {{lo}} AND {{hi}}"
     if len(ranges) > 1 and store.lateral:
         return [Query(_RANGES.format(query=one.format(lo="r.lo", hi="r.hi")), (*_columns(store, ranges), ns))]

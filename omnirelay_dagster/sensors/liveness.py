@@ -27,14 +27,14 @@ def end_expired(queue: LeaseQueue) -> None:
 
     Leasing would do that by itself, but a sensor decides whether anybody is going to lease.
     """
-    soonest = queue.leases(1)
+    soonest = queue.leases(1, bodies=False)
     if soonest and soonest[0].expires_at <= datetime.now(UTC):
         queue.sweep()
 
 
 def owners(queue: LeaseQueue) -> tuple[set[str], bool]:
     """Who holds leases, and whether those are all: a dead run's leases are not renewed, so they end soonest."""
-    leases = queue.leases(_SOONEST)
+    leases = queue.leases(_SOONEST, bodies=False)
     now = datetime.now(UTC)
     return {lease.owner_peer_id for lease in leases if lease.expires_at > now}, len(leases) < _SOONEST
 

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 
+import msgspec
 import pytest
 
 from lease_core import LeaseQueue, QueueStats
@@ -192,3 +193,15 @@ def test_whoever_looks_while_others_work_sees_no_item_twice(queue: LeaseQueue) -
         stop.set()
         worker.join(30)
     assert not trouble
+
+
+def test_leases_can_be_listed_without_the_bodies(queue: LeaseQueue) -> None:
+    queue.enqueue([work(name, body=b"x" * 1_000, partition_key="p", attributes={"a": "1"}) for name in "abc"])
+    queue.lease("worker", 1)
+    queue.lease("worker", 2)
+    whole = queue.leases()
+    light = queue.leases(bodies=False)
+    assert [lease.item.body for lease in light] == [b"", b"", b""]
+    assert [msgspec.structs.replace(lease.item, body=b"") for lease in whole] == [lease.item for lease in light]
+    assert [(lease.token, lease.expires_at) for lease in whole] == [(lease.token, lease.expires_at) for lease in light]
+    assert len(queue.leases(2, bodies=False)) == 2
