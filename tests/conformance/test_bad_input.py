@@ -250,6 +250,7 @@ def test_a_lease_of_no_duration_is_refused(queue: LeaseQueue) -> None:
 COUNTED: dict[str, Callable[[LeaseQueue, Any], object]] = {
     "lease": lambda q, bad: q.lease("w", bad),
     "leases": lambda q, bad: q.leases(bad),
+    "waiting": lambda q, bad: q.waiting(bad),
     "dead_letters": lambda q, bad: q.dead_letters(limit=bad),
     "drained": lambda q, bad: q.drained(limit=bad),
     "drain": lambda q, bad: q.drain(bad),
