@@ -44,6 +44,7 @@ EVERYTHING = tuple((batch, workers) for workers in (1, 4, 8) for batch in (1, 10
 FULL = Plan(EVERYTHING, 5, measure.Pace(0.2, 0.4, 0.15), (10_000, 1_000_000), 400)
 QUICK = Plan(((1, 1), (100, 1), (100, 8)), 3, measure.Pace(0.1, 0.25, 0.06), (10_000, 100_000), 60)
 LIMITS = (1, 100)
+PARTS = ("sqlite", "postgres", "latency", "memory", "dagster")
 
 
 def main() -> int:
@@ -55,7 +56,8 @@ def main() -> int:
     plan = QUICK if options.quick else FULL
     results = Results(options.quick, plan.rounds, [list(cell) for cell in plan.cells], list(plan.depths))
     wanted = _wanted(options, results)
-    measure.preload()
+    if wanted:
+        measure.preload()
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory)))
         run = Run(plan, results, console, stack, scratch)
@@ -65,16 +67,34 @@ def main() -> int:
             run.throughput([name for name in wanted if options.only in (None, STORES[name])])
         if options.only in (None, "latency", "memory"):
             run.depth(wanted, latency=options.only != "memory")
+        if options.only in (None, "dagster") and not options.contenders:
+            run.dagster(options.quick)
     whole = not (options.quick or options.only or options.contenders)
     kind = "latest" if whole else "quick" if options.quick else "partial"
-    _present(results, console, chart=CHART if whole else None, path=RESULTS / f"{kind}.json")
+    if kind == "partial" and not options.contenders:
+        _join(results, options.only, console)
+    else:
+        _present(results, console, chart=CHART if whole else None, path=RESULTS / f"{kind}.json")
     return 0
+
+
+def _join(results: Results, part: str, console: Console) -> None:
+    """Show what was measured, and put it in the place of the same part of the latest results."""
+    report.show(results, check(results), console)
+    path = RESULTS / "latest.json"
+    latest = Results.read(path) if path.exists() else results
+    if not latest.same_sizes(results):
+        path, latest = RESULTS / "partial.json", results
+    elif latest is not results:
+        latest.adopt(part, results)
+    latest.save(path, [target.row() for target in check(latest)])
+    console.print(f"wrote the part {part} of benchmarks/results/{path.name}")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, under two minutes")
-    parser.add_argument("--only", choices=("sqlite", "postgres", "latency", "memory"), help="one part of it")
+    parser.add_argument("--quick", action="store_true", help="small sizes, about three minutes")
+    parser.add_argument("--only", choices=PARTS, help="one part of it, which joins the latest results")
     parser.add_argument("--contenders", help=f"a comma-separated choice of: {', '.join(MODULES)}")
     parser.add_argument("--directory", type=Path, help="where the databases go: a disk, not memory (temporary files)")
     parser.add_argument("--report", type=Path, metavar="JSON", help="measure nothing: show and draw this file")
@@ -89,7 +109,9 @@ def _names(chosen: str | None) -> list[str]:
 
 
 def _wanted(options: argparse.Namespace, results: Results) -> list[str]:
-    wanted = []
+    wanted: list[str] = []
+    if options.only == "dagster":
+        return wanted
     for name in _names(options.contenders):
         if options.only in ("sqlite", "postgres") and STORES[name] != options.only:
             continue
@@ -220,6 +242,19 @@ class Run:
                 self._results.latency.append(row)
         for target in targets:
             self._store(store).discard(target)
+
+    def dagster(self, quick: bool) -> None:
+        """What the plugin costs. Dagster is imported here, so that the other parts do without it."""
+        from benchmarks.in_dagster import run
+
+        def say(what: str) -> None:
+            self._console.print(what, highlight=False, markup=False)
+
+        scratch = self._scratch / "dagster"
+        scratch.mkdir()
+        results = self._results
+        plan = run.QUICK if quick else run.FULL
+        results.dagster = run.measure(plan, results.machine, results.measured_on, scratch, say)
 
     def _bare(self, failure: Exception) -> str:
         """What went wrong, without the paths of this machine."""

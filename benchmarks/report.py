@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.in_dagster.findings import Findings
 from benchmarks.results import About, Results
 from benchmarks.targets import OURS, RAW, TITLES, Target
 
@@ -33,8 +35,11 @@ def show(results: Results, targets: Sequence[Target], console: Console) -> None:
         console.print(_latency(results))
     if results.streaming:
         console.print(_streaming(results))
+    if results.dagster:
+        for table in (_overheads, _drainings, _ticks):
+            console.print(table(results.dagster))
     console.print(_targets(results, targets))
-    facts = {**results.machine, **results.versions}
+    facts = {**results.machine, **results.versions, **(results.dagster.versions if results.dagster else {})}
     console.print(", ".join(f"{name} {value}" for name, value in facts.items()), style="dim", highlight=False)
 
 
@@ -87,11 +92,46 @@ def _streaming(results: Results) -> Table:
     return table
 
 
+def _overheads(findings: Findings) -> Table:
+    title = "Dagster: a leased asset against a plain one, milliseconds a run"
+    table = _table(title, "batch", "", "plain leased ratio more-a-run more-an-item,-us bare-queue")
+    for row in findings.overheads:
+        plain, leased, bare = (statistics.median(taken) * 1e3 for taken in (row.plain, row.leased, row.bare_queue))
+        table.add_row(
+            f"{row.batch:,}", f"{plain:.1f}", f"{leased:.1f}", _times(row.ratio),
+            f"{row.per_run * 1e3:.1f}", f"{row.per_item * 1e6:,.1f}", f"{bare:.1f}",
+        )  # fmt: skip
+    table.caption = findings.how["overhead"]
+    return table
+
+
+def _drainings(findings: Findings) -> Table:
+    title = "Dagster: items per second, one draining run against a run an item"
+    table = _table(title, "", "how", "items drained runs run-an-item ratio")
+    for row in findings.drainings:
+        table.add_row(
+            row.how, f"{row.items:,}", _rate(row.drained_rate), str(row.runs), f"{row.one_by_one_rate:.2f}",
+            f"{row.ratio:,.0f}x",
+        )  # fmt: skip
+    table.caption = "; ".join(f"{row.how}: {findings.how[row.how]}" for row in findings.drainings)
+    return table
+
+
+def _ticks(findings: Findings) -> Table:
+    table = _table("Dagster: a tick that is up to date, milliseconds", "events", "sensor", "p50 p99 p50-growth")
+    shortest = min(tick.events for tick in findings.ticks)
+    for tick in findings.ticks:
+        growth = None if tick.events == shortest else findings.tick_growth(tick.sensor)
+        table.add_row(f"{tick.events:,}", tick.sensor, f"{tick.p50_ms:.2f}", f"{tick.p99_ms:.2f}", _times(growth))
+    table.caption = findings.how["ticks"]
+    return table
+
+
 def _targets(results: Results, targets: Sequence[Target]) -> Table:
     title = "Targets" + (" (quick run: small sizes, trust the full run)" if results.quick else "")
     table = _table(title, "", "work needed", "reached verdict")
     for target in targets:
-        reached = "" if target.reached is None else f"{target.reached:.2f}"
+        reached = "" if target.reached is None else f"{target.reached:,.2f}"
         style = VERDICT_STYLES[target.verdict]
         table.add_row(target.work, target.needed, reached, f"[{style}]{target.verdict}")
     return table

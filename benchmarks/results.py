@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.in_dagster.findings import Findings
+
 SCHEMA_VERSION = 1
 
 
@@ -81,6 +83,8 @@ class Results:
     latency: list[LeaseLatency] = field(default_factory=list)
     streaming: list[Streaming] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)  # measured alone later: when, and on what
+    dagster: Findings | None = None
 
     @property
     def batches(self) -> list[int]:
@@ -125,6 +129,29 @@ class Results:
         names = {about.name for about in self.of(store)}
         return [sample for sample in self.samples if sample.failure and sample.contender in names]
 
+    def adopt(self, part: str, fresh: Results) -> None:
+        """Take over one part that was measured alone; all the others stay as they are."""
+        if part == "dagster":
+            self.dagster = fresh.dagster
+            return
+        if part in ("sqlite", "postgres"):
+            replaced = {about.name for about in self.of(part)}
+            self.contenders = [about for about in self.contenders if about.store != part] + fresh.contenders
+            self.samples = [sample for sample in self.samples if sample.contender not in replaced] + fresh.samples
+        if part == "latency":
+            self.latency = fresh.latency
+        if part in ("latency", "memory"):
+            self.streaming = fresh.streaming
+        self.unavailable |= fresh.unavailable
+        for about in fresh.contenders:
+            self.unavailable.pop(about.name, None)
+        self.problems += [problem for problem in fresh.problems if problem not in self.problems]
+        self.versions |= fresh.versions
+        self.parts[part] = {"measured_on": fresh.measured_on, "machine": fresh.machine}
+
+    def same_sizes(self, other: Results) -> bool:
+        return (self.rounds, self.cells, self.depths) == (other.rounds, other.cells, other.depths)
+
     def save(self, path: Path, verdicts: list[dict[str, Any]]) -> None:
         """Medians first, for people who read the file; the samples they come from below."""
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,6 +161,8 @@ class Results:
             "medians": self._medians(),
             **asdict(self),
         }
+        if self.dagster:
+            document["dagster"] = {"summary": self.dagster.summary(), **document["dagster"]}
         path.write_text(json.dumps(_rounded(document), indent=1) + "\n")
 
     @classmethod
@@ -143,7 +172,10 @@ class Results:
             raise ValueError(f"{path} was written by another version of the benchmark")
         del document["targets"], document["medians"]
         rows = {"contenders": About, "samples": Sample, "latency": LeaseLatency, "streaming": Streaming}
-        return cls(**document | {key: [row(**entry) for entry in document[key]] for key, row in rows.items()})
+        read: dict[str, Any] = {key: [row(**entry) for entry in document[key]] for key, row in rows.items()}
+        if document.get("dagster"):
+            read["dagster"] = Findings.read(document["dagster"])
+        return cls(**document | read)
 
     def _medians(self) -> list[dict[str, Any]]:
         cells = dict.fromkeys((sample.contender, sample.batch, sample.workers) for sample in self.samples)

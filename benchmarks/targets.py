@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.in_dagster.findings import Findings
 from benchmarks.results import Results
 
 OURS = {"sqlite": "omnirelay-sqlite", "postgres": "omnirelay-postgres"}
@@ -26,7 +27,9 @@ class Target:
 
 
 def check(results: Results) -> list[Target]:
-    return [*_sqlite(results), *_postgres(results), *_growth(results)]
+    """The targets of all parts that were measured; a part of which there is nothing is left out."""
+    queues = [*_sqlite(results), *_postgres(results), *_growth(results)] if results.contenders else []
+    return [*queues, *_dagster(results.dagster)]
 
 
 def _sqlite(results: Results) -> Iterator[Target]:
@@ -71,6 +74,19 @@ def _growth(results: Results) -> Iterator[Target]:
         if row.contender in OURS.values():
             work = f"{TITLES[row.store]}: memory growth, MiB, as {row.items:,} items stream in"
             yield Target(work, "under 150", row.growth_mib, "PASS" if row.growth_mib < 150 else "MISS")
+
+
+def _dagster(findings: Findings | None) -> Iterator[Target]:
+    if findings is None:
+        return
+    for row in findings.drainings:
+        yield _at_least(f"Dagster, {row.how}: items/s drained against a run an item", 300, row.ratio)
+    for sensor in dict.fromkeys(tick.sensor for tick in findings.ticks):
+        growth = findings.tick_growth(sensor)
+        if growth is not None:
+            lengths = sorted({tick.events for tick in findings.ticks})
+            work = f"Dagster: {sensor} sensor's tick, {lengths[-1]:,} events in the log against {lengths[0]:,}"
+            yield Target(work, "at most 1.3x", growth, "PASS" if growth <= 1.3 else "MISS")
 
 
 def _at_least(work: str, needed: float, reached: float | None, floor: float | None = None) -> Target:
