@@ -314,6 +314,8 @@ def _work(batch: LeasedBatch, body: Body, arguments: dict[str, Any], leasing: Le
         batch.progress(done)
     if batch.leases and not batch.remaining:
         raise dg.Failure(f"all {len(batch)} items failed; their errors are in the queue's history")
+    if leasing.drain and all(value is None for value in values):
+        return None  # the body publishes by itself, item by item
     return values
 
 

@@ -95,6 +95,20 @@ def test_draining_goes_on_until_the_queue_is_empty(landing: LeaseQueueResource, 
     assert queue.stats().completed == 10
 
 
+def test_draining_item_by_item_with_a_body_that_publishes_by_itself(
+    landing: LeaseQueueResource, queue: LeaseQueue
+) -> None:
+    seen: list[str] = []
+
+    @leased_asset(queue="landing", batch_size=4, per_item=True, drain=True)
+    def each(lease: Any) -> None:
+        seen.append(lease.item.resource_id)
+
+    queue.enqueue(files(10))
+    run(each, landing)
+    assert (seen, queue.stats().completed) == ([f"f{n}" for n in range(10)], 10)
+
+
 def test_draining_stops_at_a_number_of_batches(landing: LeaseQueueResource, queue: LeaseQueue) -> None:
     @leased_asset(queue="landing", batch_size=2, drain=True, max_batches=2)
     def some(batch: LeasedBatch) -> None: ...
