@@ -85,7 +85,7 @@ def _dagster(findings: Findings | None) -> Iterator[Target]:
         growth = findings.tick_growth(sensor)
         if growth is not None:
             lengths = sorted({tick.events for tick in findings.ticks})
-            work = f"Dagster: {sensor} sensor's tick, {lengths[-1]:,} events in the log against {lengths[0]:,}"
+            work = f"Dagster: tick of a sensor ({sensor}), {lengths[-1]:,} events in the log against {lengths[0]:,}"
             yield Target(work, "at most 1.3x", growth, "PASS" if growth <= 1.3 else "MISS")
 
 
