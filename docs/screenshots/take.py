@@ -38,6 +38,7 @@ OBSERVATIONS = 15  # enough of them for a plot to have a shape
 
 def main() -> int:
     options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that dagster dev is stopped all the same
     with (
         tempfile.TemporaryDirectory(prefix="screenshots-") as folder,
         _dagster(options.python, Path(folder)) as dagster,
