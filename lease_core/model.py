@@ -6,15 +6,15 @@ times in ISO-8601 UTC. ``to_json`` and ``from_json`` do that for every class; re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from lease_core.errors import LeaseRefused
+from lease_core.errors import LeaseError, LeaseRefused
 
 SCHEMA_VERSION = 1
 
@@ -27,6 +27,7 @@ class Value(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 V = TypeVar("V", bound=Value)
+T = TypeVar("T")
 
 
 def from_json(kind: type[V], data: bytes | str) -> V:
@@ -65,8 +66,31 @@ class LeaseToken(Value, frozen=True, gc=False):
     fence: int
 
 
-class Lease(Value, frozen=True):
-    """An item, held by one owner until ``expires_at`` on the database's clock."""
+class ItemEffects(Protocol):
+    """Side effects of one leased item, each recorded once: see ``lease_core.deterministic``."""
+
+    def id(self, name: str) -> str:
+        """The effect's id, the same at every attempt on this item."""
+
+    def run_once(self, name: str, fn: Callable[[], T], *, record_failures: Any = False) -> T:
+        """The recorded outcome of the item's effect ``name``; if there is none, that of ``fn()``, which is recorded."""
+
+
+class LeaseOrigin(Protocol):
+    """The queue that a lease came from, as far as the lease needs it."""
+
+    queue_id: str
+
+    def check(self, token: LeaseToken) -> None: ...
+
+    def effects(self, lease: Lease) -> ItemEffects: ...
+
+
+class Lease(Value, frozen=True, dict=True):
+    """An item, held by one owner until ``expires_at`` on the database's clock.
+
+    A lease that a queue has handed out knows that queue. One that was read from JSON, copied or pickled does not.
+    """
 
     item: WorkItem
     token: LeaseToken
@@ -75,6 +99,30 @@ class Lease(Value, frozen=True):
     expires_at: datetime
     enqueued_at: datetime
     last_error: str | None = None
+
+    @property
+    def origin(self) -> LeaseOrigin | None:
+        """The queue object that handed this lease out, if this is that very lease."""
+        return self.__dict__.get("_origin")
+
+    def come_from(self, origin: LeaseOrigin) -> Lease:
+        """Remember the queue. It is no part of the value: not compared, not written."""
+        self.__dict__["_origin"] = origin
+        return self
+
+    @property
+    def effects(self) -> ItemEffects:
+        """Side effects of this item, each recorded once and only under this lease's fence.
+
+        ``lease.effects.run_once("charge", lambda: charge(lease.item))`` runs the effect unless an earlier attempt has
+        recorded it; a holder whose lease has ended gets ``LeaseLost`` instead, and records nothing.
+        """
+        if self.origin is None:
+            raise LeaseError(
+                "this lease was not handed out by a queue that this process has open (it was read from JSON, copied "
+                "or pickled): use EffectStore.run_once(effect_id, fn, lease=lease)"
+            )
+        return self.origin.effects(self)
 
 
 class ErrorRecord(Value, frozen=True):

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from lease_core import acking, entering, granting, leaving, limits, payload, reading, retention
+from lease_core import acking, entering, granting, leaving, limits, payload, reading, recording, retention
 from lease_core import namespace as namespaces
 from lease_core.config import QueueConfig
+from lease_core.deterministic.state import StateStore
 from lease_core.errors import (
     BackpressureActive,
     InvalidInput,
@@ -40,8 +41,8 @@ from lease_core.model import (
     to_datetime,
 )
 from lease_core.store import migrate, open_store, shown
-from lease_core.store.base import Clock, Store, Transaction
-from lease_core.unit import Unit
+from lease_core.store.base import Clock, Store
+from lease_core.unit import Unit, run
 
 T = TypeVar("T")
 Tokens = LeaseToken | Lease | Iterable[LeaseToken | Lease]
@@ -58,7 +59,15 @@ class LeaseQueue:
     forked child. Every method either happened as a whole, in the database and in the log, or raised and left no trace.
     """
 
-    def __init__(self, store: Store, ns: int, namespace: str, queue_id: str, config: QueueConfig) -> None:
+    def __init__(
+        self,
+        store: Store,
+        ns: int,
+        namespace: str,
+        queue_id: str,
+        config: QueueConfig,
+        effects: StateStore | None = None,
+    ) -> None:
         self._store = store
         self._ns = ns
         self.namespace = namespace
@@ -73,6 +82,7 @@ class LeaseQueue:
         self._forgetting = threading.Lock()
         self._asked_at = AskedAt()
         self._holds: weakref.WeakSet[Hold] = weakref.WeakSet()
+        self._origin = recording.Origin(store, ns, queue_id, effects)
 
     # Opening
 
@@ -85,12 +95,14 @@ class LeaseQueue:
         *,
         auto_migrate: bool | None = None,
         clock: Clock | None = None,
+        effects: StateStore | None = None,
     ) -> LeaseQueue:
         """Open the queue ``namespace`` in the database at ``url``, making the namespace if it is new.
 
         ``sqlite:///path`` is a file, ``sqlite://`` memory, ``postgresql://…`` a server. A SQLite file gets its schema,
         or a newer one, on opening; PostgreSQL only with ``auto_migrate=True`` or by ``LeaseQueue.migrate``.
         ``clock`` replaces the clock that the queue goes by, with a function giving epoch seconds; it is for tests.
+        ``effects`` is where ``lease.effects`` records, by default the queue's own database; closing it stays with you.
         """
         config = config or QueueConfig()
         limits.name("namespace", namespace, config.max_id_bytes)
@@ -102,7 +114,7 @@ class LeaseQueue:
         except BaseException:
             store.close()
             raise
-        return cls(store, head.ns, namespace, head.queue_id, config)
+        return cls(store, head.ns, namespace, head.queue_id, config, effects)
 
     @staticmethod
     def migrate(url: str | sa.URL) -> None:
@@ -250,7 +262,8 @@ class LeaseQueue:
             if due.look_again:
                 continue
             if due.granted or bell is None or left <= 0:
-                leases = [lease for granted in due.granted for lease in granting.leases(granted)]
+                origin = self._origin
+                leases = [lease.come_from(origin) for granted in due.granted for lease in granting.leases(granted)]
                 if leases:
                     self._asked_at.remember(leases[0].token.lease_id, asked_at)
                 self._forget_sometimes()
@@ -562,13 +575,7 @@ class LeaseQueue:
         self._run(lambda unit: retention.drop_reader(unit, name))
 
     def _run(self, work: Callable[[Unit], T]) -> T:
-        def whole(transaction: Transaction) -> T:
-            unit = Unit(self._store, transaction)
-            result = work(unit)
-            unit.flush()
-            return result
-
-        return self._store.run(self._ns, whole)
+        return run(self._store, self._ns, work)
 
 
 def _no_room(refused: entering.NoRoom) -> BackpressureActive:

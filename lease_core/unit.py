@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from lease_core.model import ErrorRecord, EventType, WorkItem, to_datetime, to_m
 from lease_core.store import selects
 from lease_core.store.base import Head, Query, Row, Store, Transaction
 from lease_core.store.selects import LONGEST_ERROR_SPAN, to_span
+
+T = TypeVar("T")
 
 Names = Callable[[int], Name]
 
@@ -407,3 +409,15 @@ def _continues(entry: Entry, following: Entry) -> bool:
             )
         )
     )
+
+
+def run(store: Store, ns: int, work: Callable[[Unit], T]) -> T:
+    """Do ``work`` on a namespace in one transaction. It may be called more than once; the last call is what counts."""
+
+    def whole(transaction: Transaction) -> T:
+        unit = Unit(store, transaction)
+        result = work(unit)
+        unit.flush()
+        return result
+
+    return store.run(ns, whole)
