@@ -146,14 +146,16 @@ class SqlStateStore(StateStore):
         with self._transaction() as connection:
             _advance(connection, fence)
             insert = _insert_into(connection, values).values(key=key, value=raw.decode())
-            connection.execute(insert.on_conflict_do_update(["key"], set_={"value": insert.excluded.value}))
+            connection.execute(
+                insert.on_conflict_do_update(index_elements=["key"], set_={"value": insert.excluded.value})
+            )
 
     def _insert(self, key: str, raw: bytes, fence: Fence | None) -> tuple[bytes, bool]:
         while True:
             with self._transaction() as connection:
                 _advance(connection, fence)
                 insert = _insert_into(connection, values).values(key=key, value=raw.decode())
-                if connection.execute(insert.on_conflict_do_nothing()).rowcount == 1:
+                if connection.execute(insert.on_conflict_do_nothing().returning(values.c.key)).first() is not None:
                     return raw, True
                 there = _select(connection, key)
             if there is not None:  # else it was removed since; add again
@@ -204,9 +206,9 @@ def _advance(connection: sa.Connection, fence: Fence | None) -> None:
         return
     insert = _insert_into(connection, fences).values(scope=fence.scope, fence=fence.number)
     newer = insert.on_conflict_do_update(
-        ["scope"], set_={"fence": insert.excluded.fence}, where=fences.c.fence <= insert.excluded.fence
+        index_elements=["scope"], set_={"fence": insert.excluded.fence}, where=fences.c.fence <= insert.excluded.fence
     )
-    if connection.execute(newer).rowcount != 1:
+    if connection.execute(newer.returning(fences.c.fence)).first() is None:
         seen = connection.execute(sa.select(fences.c.fence).where(fences.c.scope == fence.scope)).scalar_one()
         raise fence.refusal(int(seen))
 

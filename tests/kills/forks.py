@@ -19,7 +19,15 @@ KILLED = -signal.SIGKILL
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
-    ["lease_core", "lease_core.store.sqlite", "lease_core.store.postgres", "alembic.command", "logging.config"]
+    [
+        "lease_core",
+        "lease_core.store.sqlite",
+        "lease_core.store.postgres",
+        "lease_core.deterministic.file_state",
+        "alembic.command",
+        "logging.config",
+        "redis",
+    ]
 )
 
 

