@@ -119,36 +119,35 @@ class EffectStore:
         record_failures: Failures,
     ) -> Record:
         number = None if lease is None else lease.token.fence
+        first = formerly or effect_id  # workers that know only the former id record there: that is where it is decided
         try:
             value = fn()
         except Exception as error:
             if not _is_outcome(error, record_failures):
                 raise
             failure = Failure(type(error).__name__, str(error)[:_MAX_MESSAGE])
-            ours = records.new(EFFECT, effect_id, status=FAILED, error=failure, about=about, fence=number)
-            kept = self._record(ours, lease, formerly)
+            ours = records.new(EFFECT, first, status=FAILED, error=failure, about=about, fence=number)
+            kept = self._record(ours, lease, effect_id)
             if kept.recorded_by == ours.recorded_by:
                 raise
             return kept
         if value is not None:
             encoded(f"outcome of effect {effect_id!r}", value)
-        ours = records.new(EFFECT, effect_id, status=SUCCEEDED, value=value, about=about, fence=number)
-        return self._record(ours, lease, formerly)
+        ours = records.new(EFFECT, first, status=SUCCEEDED, value=value, about=about, fence=number)
+        return self._record(ours, lease, effect_id)
 
-    def _record(self, ours: Record, lease: Lease | None, formerly: str | None) -> Record:
-        """Record an outcome unless there is one. Gives the one that is there."""
-        effect_id = ours.id
-        first = formerly or effect_id  # workers that know only the former id record there: that is where it is decided
+    def _record(self, ours: Record, lease: Lease | None, effect_id: str) -> Record:
+        """Record an outcome unless there is one. Gives the one that is there, under the id that was asked for."""
         fence = None if lease is None else fence_of(lease, effect_id)
         self._check(lease)
-        there = self.store.add(first, records.document(ours), fence=fence).value
-        kept = records.read(EFFECT, first, there)
+        there = self.store.add(ours.id, records.document(ours), fence=fence).value
+        kept = records.read(EFFECT, ours.id, there)
         if self.store.joined and kept.recorded_by != ours.recorded_by:
             raise RecordConflict(
                 f"effect {effect_id!r} was recorded by another transaction while this one ran it too: roll back, and "
                 "call again to get the recorded outcome"
             )
-        return records.settle(self.store, kept, effect_id, formerly)
+        return kept if ours.id == effect_id else records.copy(self.store, kept, effect_id)
 
 
 class LeaseEffects:

@@ -92,15 +92,10 @@ def find(store: StateStore, kind: str, record_id: str, formerly: str | None = No
         return _get(store, kind, record_id)
     old, now = _get(store, kind, formerly), _get(store, kind, record_id)
     if old is not None:
-        return _copy(store, old, record_id)
+        return copy(store, old, record_id)
     if now is not None:
-        return _copy(store, now, formerly)
+        return copy(store, now, formerly)
     return None
-
-
-def settle(store: StateStore, winner: Record, record_id: str, formerly: str | None) -> Record:
-    """After a record was made under the former id: the same under the new one."""
-    return winner if formerly is None else _copy(store, winner, record_id)
 
 
 def check_renaming(where: str, record_id: str, formerly: str | None) -> None:
@@ -116,7 +111,8 @@ def _get(store: StateStore, kind: str, record_id: str) -> Record | None:
     return None if stored is None else read(kind, record_id, stored)
 
 
-def _copy(store: StateStore, record: Record, to: str) -> Record:
+def copy(store: StateStore, record: Record, to: str) -> Record:
+    """The same record under another id. Raises ``RecordConflict`` if a different one is there."""
     copied = msgspec.structs.replace(record, id=to, copied_from=record.id)
     there = read(record.kind, to, store.add(to, document(copied)).value)
     if _substance(there) != _substance(record):

@@ -79,7 +79,7 @@ class VersionGate:
             first = formerly or change_id
             ours = records.new(VERSION, first, version=version)
             there = records.read(VERSION, first, self.store.add(first, records.document(ours)).value)
-            found = records.settle(self.store, there, change_id, formerly)
+            found = there if formerly is None else records.copy(self.store, there, change_id)
         return _version(found)
 
 
