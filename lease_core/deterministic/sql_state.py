@@ -7,15 +7,20 @@ in the transaction that checks the token.
 from __future__ import annotations
 
 import os
+import random
+import sqlite3
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.pool import NullPool, StaticPool
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects import sqlite as sqlite_dialect
+from sqlalchemy.pool import StaticPool
 
 from lease_core.deterministic.state import Fence, StateStore
 from lease_core.errors import (
@@ -59,7 +64,7 @@ class SqlStateStore(StateStore):
             ) from None
         self._sqlite = self.url.get_backend_name() == "sqlite"
         self._in_memory = self._sqlite and self.url.database in (None, "", ":memory:")
-        self._mutex: Any = threading.RLock() if self._in_memory else nullcontext()
+        self.mutex: Any = threading.RLock() if self._sqlite else nullcontext()
         self._pid = os.getpid()
         self.engine = self._sqlite_engine(timeout) if self._sqlite else self._postgres_engine(timeout)
         try:
@@ -74,16 +79,16 @@ class SqlStateStore(StateStore):
         return f"SqlStateStore({self.url.update_query_dict(secret).render_as_string(hide_password=True)!r})"
 
     def _sqlite_engine(self, timeout: float) -> sa.Engine:
-        """A connection a call for a file: none is ever inherited by a forked child, nor shared by threads."""
+        """One connection, used by one thread at a time: SQLite has one writer anyway."""
         if not self._in_memory and not str(self.url.database).startswith("file:"):
             folder = Path(str(self.url.database)).absolute().parent
             if not folder.is_dir():
                 raise StoreUnavailable(f"url: the directory {folder} does not exist; create it, or change the path")
         settings = {"check_same_thread": False, "timeout": timeout, "isolation_level": None}
-        engine = sa.create_engine(
-            self.url, poolclass=StaticPool if self._in_memory else NullPool, connect_args=settings
-        )
-        sa.event.listen(engine, "connect", lambda connection, _: _prepare_sqlite(connection, self._in_memory))
+        engine = sa.create_engine(self.url, poolclass=StaticPool, connect_args=settings)
+        sa.event.listen(engine, "connect", lambda connection, _: _prepare_sqlite(connection, self._in_memory, timeout))
+        if not self._in_memory:
+            _forkable.add(self)
         return engine
 
     def _postgres_engine(self, timeout: float) -> sa.Engine:
@@ -119,7 +124,7 @@ class SqlStateStore(StateStore):
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
         self._check_usable()
-        with _translated(), self._mutex, self.engine.connect() as connection:
+        with _translated(), self.mutex, self.engine.connect() as connection:
             if self._sqlite:  # the lock is taken at once: one that is taken after reading can come too late
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
             yield connection
@@ -128,14 +133,15 @@ class SqlStateStore(StateStore):
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
         self._check_usable()
-        with _translated(), self._mutex, self.engine.connect() as connection:
+        with _translated(), self.mutex, self.engine.connect() as connection:
             yield connection
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
             if self._in_memory:
                 raise QueueClosed("a store in memory stays with the process that opened it; use a file to share one")
-            self.engine.dispose(close=False)  # the parent's connections are the parent's
+            if not self._sqlite:
+                self.engine.dispose(close=False)  # the parent's connections are the parent's
             self._pid = os.getpid()
 
     def _read(self, key: str) -> bytes | None:
@@ -214,7 +220,7 @@ def _advance(connection: sa.Connection, fence: Fence | None) -> None:
 
 
 def _insert_into(connection: sa.Connection, table: sa.Table) -> Any:
-    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
+    return (sqlite_dialect if connection.dialect.name == "sqlite" else postgresql).insert(table)
 
 
 def _select(connection: sa.Connection, key: str) -> bytes | None:
@@ -222,10 +228,19 @@ def _select(connection: sa.Connection, key: str) -> bytes | None:
     return None if found is None else str(found).encode()
 
 
-def _prepare_sqlite(connection: Any, in_memory: bool) -> None:
+def _prepare_sqlite(connection: sqlite3.Connection, in_memory: bool, timeout: float) -> None:
     connection.execute("PRAGMA synchronous = FULL")
-    if not in_memory and connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-        connection.execute("PRAGMA journal_mode = WAL")
+    deadline = time.monotonic() + timeout
+    while not in_memory and connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            code = error.sqlite_errorcode & 0xFF
+            if code == _READONLY:  # a read-only file is read as it is
+                return
+            if code not in _BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(random.uniform(0.001, 0.01))  # SQLite does not wait by itself for others who do the same
 
 
 def _prepare_postgres(connection: Any, settings: str) -> None:
@@ -255,3 +270,28 @@ def _translation(error: sa.exc.DBAPIError) -> LeaseError:
     if isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError):
         return StoreUnavailable(f"the database cannot be used ({cause}); repeat the call when it is back")
     return StoreError(f"the database refused a statement: {cause}")
+
+
+_forkable: weakref.WeakSet[SqlStateStore] = weakref.WeakSet()
+_held: list[SqlStateStore] = []
+
+
+def _before_fork() -> None:
+    """Close every handle on a SQLite file: a child that inherits one believes in locks that only its parent has."""
+    for store in list(_forkable):
+        store.mutex.acquire()
+        _held.append(store)
+        store.engine.dispose()
+
+
+def _after_fork_in_parent() -> None:
+    while _held:
+        _held.pop().mutex.release()
+
+
+def _after_fork_in_child() -> None:
+    while _held:
+        _held.pop().mutex = threading.RLock()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
