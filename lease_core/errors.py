@@ -10,6 +10,7 @@
     ├── LeaseLost               a held lease can no longer be trusted
     ├── EventsPruned            the log no longer reaches back that far
     ├── QueueClosed             the queue object was closed, or cannot follow a fork
+    ├── DeterminismError        what is recorded does not fit: see lease_core.deterministic.errors
     └── StoreError              the database
         ├── StoreUnavailable    it cannot be reached, or went away
         ├── StoreBusy           another writer held the lock for too long

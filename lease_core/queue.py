@@ -106,6 +106,10 @@ class LeaseQueue:
         """
         config = config or QueueConfig()
         limits.name("namespace", namespace, config.max_id_bytes)
+        if effects is not None and not isinstance(effects, StateStore):
+            raise InvalidInput(
+                "effects", f"must be a StateStore, not {type(effects).__name__}; use StateStore.open(url)"
+            )
         store = open_store(url, config, clock)
         try:
             auto = store.engine.dialect.name == "sqlite" if auto_migrate is None else auto_migrate

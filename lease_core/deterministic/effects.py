@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from lease_core import limits
 from lease_core.deterministic import records
 from lease_core.deterministic.errors import RecordConflict, RecordedFailure
 from lease_core.deterministic.records import EFFECT, FAILED, SUCCEEDED, Failure, Record
@@ -64,6 +65,8 @@ class EffectStore:
         """
         records.check_id("effect_id", effect_id)
         records.check_renaming("effect_id", effect_id, formerly)
+        if about is not None:
+            limits.text("about", about)
         found = self._find(effect_id, formerly, about)
         if found is None and lease is not None:
             self.store.claim(fence_of(lease, effect_id))

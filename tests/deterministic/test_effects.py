@@ -119,6 +119,8 @@ def test_one_id_for_two_things_is_noticed(effects: EffectStore, name: str) -> No
     with pytest.raises(RecordConflict, match="'invoice 17', and asked for about 'invoice 18'"):
         effects.run_once(name, never, about="invoice 18")
     assert effects.run_once(name, never) == 1
+    with pytest.raises(InvalidInput, match="about"):
+        effects.run_once(f"{name}/2", never, about=18)  # type: ignore[arg-type]
 
 
 def test_what_was_forgotten_runs_again(effects: EffectStore, name: str) -> None:

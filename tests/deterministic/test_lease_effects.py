@@ -271,6 +271,11 @@ def test_what_is_no_lease_is_refused(effects: EffectStore, name: str) -> None:
         effects.run_once(name, never, lease="lease")  # type: ignore[arg-type]
 
 
+def test_an_address_is_not_a_store() -> None:
+    with pytest.raises(InvalidInput, match=r"StateStore\.open"):
+        LeaseQueue.open("sqlite://", effects="redis://localhost")  # type: ignore[arg-type]
+
+
 # A real zombie
 
 
