@@ -1,0 +1,77 @@
+"""The code location under test. Each kind of proof has a queue of its own, so that none disturbs another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+
+from omnirelay_dagster import (
+    LeasedBatch,
+    build_run_status_sensors,
+    build_work_sensor,
+    lease_queue_definitions,
+    leased_asset,
+)
+from tests.dagster_dev.staged_work import SlowToPublishIOManager, act
+from tests.dagster_dev.surroundings import Surroundings
+
+here = Surroundings.of_this_process()
+OFTEN = {"minimum_interval_seconds": 1}
+
+
+@leased_asset(queue="landing", batch_size=5, io_manager_key="landing_io")
+def bronze(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
+    """What the UI shows of it is looked at."""
+    return act(context, batch)
+
+
+@leased_asset(queue="storm", batch_size=4, drain=True, io_manager_key="storm_io")
+def stormed(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
+    """Its processes are killed."""
+    return act(context, batch, pause=0.1)
+
+
+@leased_asset(queue="matrix", batch_size=5, io_manager_key="matrix_io")
+def troubled(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
+    """Its runs end in every way that a run can end."""
+    return act(context, batch)
+
+
+@leased_asset(queue="matrix", batch_size=5, io_manager_key="matrix_io", retry_policy=dg.RetryPolicy(max_retries=1))
+def retried(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
+    """The same, and Dagster tries again."""
+    return act(context, batch)
+
+
+@leased_asset(queue="takeover", batch_size=5, io_manager_key="takeover_io")
+def overtaken(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
+    """Its step is paused until others have done the work."""
+    return act(context, batch)
+
+
+@leased_asset(queue="shared", batch_size=2, drain=True, io_manager_key="shared_io")
+def left(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
+    """Works on a queue that the other code location works on too."""
+    return act(context, batch)
+
+
+defs = dg.Definitions.merge(
+    dg.Definitions(
+        assets=[bronze, stormed, troubled, retried, overtaken, left],
+        jobs=[dg.define_asset_job(f"{asset.key.path[-1]}_job", [asset]) for asset in (troubled, retried, overtaken)],
+        sensors=[
+            *build_run_status_sensors("matrix", report_dead_runs=True, grace_seconds=2, **OFTEN),
+            build_work_sensor("shared", target=left, name="left_sensor", **OFTEN),
+        ],
+        resources={
+            **{name: here.queue(name) for name in ("landing", "storm", "matrix", "takeover", "shared")},
+            **{f"{name}_io": here.outputs(name) for name in ("landing", "storm", "matrix", "shared")},
+            "takeover_io": here.outputs("takeover", SlowToPublishIOManager),
+        },
+    ),
+    lease_queue_definitions(queue="landing", asset=bronze, observe_every=1, work=OFTEN, run_status=OFTEN),
+    lease_queue_definitions(
+        queue="storm", asset=stormed, work={"max_concurrent_runs": 3, "items_per_run": 20, **OFTEN}, run_status=OFTEN
+    ),
+)

@@ -1,0 +1,112 @@
+"""What a running instance shows and does, asked for as its UI asks: in GraphQL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.dagster_dev.dev_server import DagsterDev
+
+LOCATION = "tests.dagster_dev.first_location"
+OVER = ("SUCCESS", "FAILURE", "CANCELED")
+
+_METADATA = """metadataEntries { label
+  ... on IntMetadataEntry { intValue } ... on FloatMetadataEntry { floatValue } ... on TextMetadataEntry { text }
+  ... on UrlMetadataEntry { url } ... on PathMetadataEntry { path }
+  ... on TableMetadataEntry { table { records schema { columns { name } } } } }"""
+_EVENTS = """query ($key: AssetKeyInput!) { assetOrError(assetKey: $key) { ... on Asset {
+  assetMaterializations(limit: 20) { runId timestamp %s }
+  assetObservations(limit: 20) { runId timestamp %s } } } }""" % (_METADATA, _METADATA)
+_CHECKS = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
+  assetChecksOrError { ... on AssetChecks { checks { name
+    executionForLatestMaterialization { status evaluation { success severity description } } } } } } } }"""
+_TICKS = """query ($selector: SensorSelector!) { sensorOrError(sensorSelector: $selector) { ... on Sensor {
+  sensorState { status ticks(limit: 100) { status cursor runIds skipReason error { message } } } } } }"""
+_RUN = """query ($id: ID!) { runOrError(runId: $id) { ... on Run { status tags { key value } } } }"""
+_RUNS = """query ($filter: RunsFilter!) { runsOrError(filter: $filter) { ... on Runs {
+  results { runId status jobName tags { key value } } } } }"""
+_LOGS = """query ($id: ID!) { logsForRun(runId: $id, limit: 1000) { ... on EventConnection { events {
+  __typename ... on MessageEvent { message } ... on ErrorEvent { error { className message stack
+    causes { className message } errorChain { error { className message } } } } } } } }"""
+_LAUNCH = """mutation ($params: ExecutionParams!) { launchRun(executionParams: $params) { __typename
+  ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+_TERMINATE = """mutation ($id: String!) { terminateRun(runId: $id, terminatePolicy: SAFE_TERMINATE) { __typename } }"""
+
+
+def materializations(dev: DagsterDev, *asset: str) -> list[dict[str, Any]]:
+    """What each materialization of an asset carries, the newest first; its run is under ``run``."""
+    return _events(dev, asset, "assetMaterializations")
+
+
+def observations(dev: DagsterDev, *asset: str) -> list[dict[str, Any]]:
+    return _events(dev, asset, "assetObservations")
+
+
+def _events(dev: DagsterDev, asset: tuple[str, ...], kind: str) -> list[dict[str, Any]]:
+    found = dev.ask(_EVENTS, key={"path": list(asset)})["assetOrError"]
+    return [
+        {"run": event["runId"], **{entry["label"]: _value(entry) for entry in event["metadataEntries"]}}
+        for event in found.get(kind, [])
+    ]
+
+
+def _value(entry: dict[str, Any]) -> Any:
+    values = [value for name, value in entry.items() if name != "label"]
+    return values[0] if values else None
+
+
+def checks(dev: DagsterDev, *asset: str) -> dict[str, dict[str, Any]]:
+    """The latest evaluation of each check of an asset that was evaluated."""
+    found = dev.ask(_CHECKS, key={"path": list(asset)})["assetNodeOrError"]["assetChecksOrError"]["checks"]
+    latest = {check["name"]: check["executionForLatestMaterialization"] for check in found}
+    return {name: execution["evaluation"] for name, execution in latest.items() if execution is not None}
+
+
+def ticks(dev: DagsterDev, sensor: str, location: str = LOCATION) -> list[dict[str, Any]]:
+    """The ticks of a sensor that are over, the newest first."""
+    selector = {
+        "repositoryLocationName": location,
+        "repositoryName": "__repository__",
+        "sensorName": sensor,
+    }
+    state = dev.ask(_TICKS, selector=selector)["sensorOrError"]["sensorState"]
+    return [tick for tick in state["ticks"] if tick["status"] != "STARTED"]
+
+
+def launch(dev: DagsterDev, job: str, **tags: str) -> str:
+    """Launch a run of a job of the first location; gives its id."""
+    params = {
+        "selector": {"repositoryLocationName": LOCATION, "repositoryName": "__repository__", "jobName": job},
+        "runConfigData": {},
+        "executionMetadata": {"tags": [{"key": key.replace("__", "/"), "value": value} for key, value in tags.items()]},
+    }
+    answer = dev.ask(_LAUNCH, params=params)["launchRun"]
+    assert answer["__typename"] == "LaunchRunSuccess", answer
+    return str(answer["run"]["runId"])
+
+
+def terminate(dev: DagsterDev, run: str) -> None:
+    answer = dev.ask(_TERMINATE, id=run)["terminateRun"]
+    assert answer["__typename"] == "TerminateRunSuccess", answer
+
+
+def status(dev: DagsterDev, run: str) -> str:
+    return str(dev.ask(_RUN, id=run)["runOrError"]["status"])
+
+
+def wait_for_run(dev: DagsterDev, run: str) -> str:
+    """How the run ended, once it has."""
+    dev.until(lambda: status(dev, run) in OVER)
+    return status(dev, run)
+
+
+def runs(dev: DagsterDev, **tags: str) -> list[dict[str, Any]]:
+    """The runs that carry these tags, the newest first."""
+    wanted = [{"key": key.replace("__", "/"), "value": value} for key, value in tags.items()]
+    found = dev.ask(_RUNS, filter={"tags": wanted})["runsOrError"]["results"]
+    return [{**run, "tags": {tag["key"]: tag["value"] for tag in run["tags"]}} for run in found]
+
+
+def log(dev: DagsterDev, run: str) -> list[dict[str, Any]]:
+    """All events of a run."""
+    events: list[dict[str, Any]] = dev.ask(_LOGS, id=run)["logsForRun"]["events"]
+    return events

@@ -1,0 +1,40 @@
+"""Where the code locations under test find their queues and outputs: described once, for the runs and for the tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from omnirelay_dagster import FencedIOManager, LeaseQueueResource
+
+LEASE_SECONDS = 3.0
+
+
+class Surroundings(NamedTuple):
+    """A folder for what is published and for notes, and the database that all queues are in."""
+
+    home: Path
+    url: str
+
+    @classmethod
+    def of_this_process(cls) -> Surroundings:
+        return cls(Path(os.environ["PROOF_HOME"]), os.environ["PROOF_URL"])
+
+    def as_environment(self) -> dict[str, str]:
+        return {"PROOF_HOME": str(self.home), "PROOF_URL": self.url}
+
+    def queue(self, name: str) -> LeaseQueueResource:
+        """A queue whose leases run out quickly, and whose items may be lost often."""
+        return LeaseQueueResource(
+            url=self.url,
+            namespace=name,
+            auto_migrate=True,
+            lease_duration=LEASE_SECONDS,
+            retry_delay=0,
+            max_attempts=50,
+        )
+
+    def outputs(self, queue: str, kind: type[FencedIOManager] = FencedIOManager) -> FencedIOManager:
+        """Where the outputs of a queue's assets go, and are read from."""
+        return kind(base_path=str(self.home / "published"), queue=self.queue(queue))

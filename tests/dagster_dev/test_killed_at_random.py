@@ -1,0 +1,73 @@
+"""kill -9 of steps and run workers at random, while the instance works on a queue by itself: the totals are exact."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from contextlib import suppress
+
+import pytest
+
+from tests.dagster_dev.fabric import Fabric, counts, log_of
+from tests.dagster_dev.staged_work import Actor, item
+
+BATCH = 4
+
+
+@pytest.mark.parametrize(
+    ("fabric", "batches", "kills"),
+    [
+        pytest.param("sqlite", 60, 6, id="sqlite"),
+        pytest.param("postgres", 20, 2, id="postgres"),
+        pytest.param("sqlite", 300, 30, id="sqlite-long", marks=pytest.mark.slow),
+        pytest.param("postgres", 300, 30, id="postgres-long", marks=pytest.mark.slow),
+    ],
+    indirect=["fabric"],
+)
+def test_whoever_is_killed_everything_is_published_exactly_once(fabric: Fabric, batches: int, kills: int) -> None:
+    seed = int(os.environ.get("PROOF_SEED", random.randrange(1_000_000)))
+    print(f"PROOF_SEED={seed}")
+    dice = random.Random(seed)
+    queue = fabric.queue("storm")
+    head = queue.stats().head
+    names = [f"{seed}-{n}" for n in range(BATCH * batches)]
+    queue.enqueue([item(name, number=n) for n, name in enumerate(names)])
+
+    killed = Counter(_kill_somebody(fabric, dice) for _ in range(kills))
+    fabric.dev.until(lambda: fabric.drained("storm"))
+
+    rows = [row for row in fabric.outputs("storm").load("stormed") if row["name"].startswith(f"{seed}-")]
+    assert Counter(row["name"] for row in rows) == Counter(names)
+    assert sum(int(row["number"]) for row in rows) == sum(range(len(names)))
+    events = log_of(queue, head)
+    happened = counts(events)
+    print(f"{dict(killed)}, {dict(happened)}")
+    assert happened["Completed"] == len({event.sequence_id for event in events if event.type == "Completed"})
+    assert happened["Completed"] == len(names)
+    assert killed["step"] + killed["run worker"] == kills
+    assert happened["LeaseGranted"] > len(names)  # the kills hit: some work was begun more than once
+    assert len({event.token.lease_id for event in events if event.type == "Completed" and event.token}) >= batches
+
+
+def _kill_somebody(fabric: Fabric, dice: random.Random) -> str:
+    """Kill the step, or the worker of its run, of somebody who holds leases. Gives which of the two it was."""
+    while True:
+        fabric.dev.until(lambda: bool(_at_work(fabric)))
+        time.sleep(dice.uniform(0.0, 0.3))  # somewhere in a batch, not always where it begins
+        victims = _at_work(fabric)
+        if not victims:
+            continue
+        victim = dice.choice(victims)
+        what = dice.choice(["step", "run worker"])
+        with suppress(ProcessLookupError):
+            os.kill(victim.step if what == "step" else victim.worker, signal.SIGKILL)
+            return what
+
+
+def _at_work(fabric: Fabric) -> list[Actor]:
+    """Who holds leases, with both of its processes alive."""
+    holders = {lease.owner_peer_id for lease in fabric.queue("storm").leases()}
+    return [actor for actor in fabric.working("stormed") if f"dagster/{actor.run}/stormed" in holders]
