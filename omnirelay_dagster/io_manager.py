@@ -101,7 +101,9 @@ class FencedIOManager(dg.ConfigurableIOManager):
         try:
             batch.complete(_result(context, written))
         except LeaseRefused as refused:
-            refused.add_note(f"{written.uri} was written but is not published: nobody reads it, and vacuum removes it")
+            refused.add_note(
+                f"fenced off: {written.uri} was written but is not published: nobody reads it, and vacuum removes it"
+            )
             raise
         return written._replace(sequence_number=_number_of(batch, before))
 

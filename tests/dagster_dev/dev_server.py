@@ -1,4 +1,4 @@
-"""A real `dagster dev`: webserver, daemon and code servers, in processes that can be stopped, killed and started again."""
+"""A real `dagster dev`: webserver, daemon and code servers, which can be stopped, killed and started again."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import httpx
 import psutil
 import yaml
@@ -24,6 +25,11 @@ PATIENCE = 120.0
 _SETTINGS: Mapping[str, Any] = {
     "telemetry": {"enabled": False},
     "nux": {"enabled": False},
+    # would be two more Python processes for each step
+    "compute_logs": {
+        "module": "dagster.core.storage.noop_compute_log_manager",
+        "class": "NoOpComputeLogManager",
+    },
     "run_monitoring": {"enabled": True, "poll_interval_seconds": 1},
     "run_coordinator": {
         "module": "dagster.core.run_coordinator",
@@ -107,6 +113,11 @@ class DagsterDev:
                 if known and process.status() != psutil.STATUS_ZOMBIE:
                     own.append(process)
         return own
+
+    def limit_runtime(self, run: str, seconds: int) -> None:
+        """Give a run that is at work a time limit, which run monitoring will see. GraphQL has no way to do that."""
+        with dg.DagsterInstance.from_config(str(self._dagster_home)) as instance:
+            instance.add_run_tags(run, {dg.MAX_RUNTIME_SECONDS_TAG: str(seconds)})
 
     def ask(self, query: str, **variables: Any) -> Any:
         """The answer to a GraphQL query."""

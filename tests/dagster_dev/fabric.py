@@ -50,6 +50,11 @@ class Fabric:
         self.dev.until(lambda: any(actor.fence > after for actor in actors(self.home, asset)))
         return next(actor for actor in actors(self.home, asset) if actor.fence > after)
 
+    def actors(self, asset: str, number: int) -> list[Actor]:
+        """All who work for an asset, once there are so many."""
+        self.dev.until(lambda: len(actors(self.home, asset)) >= number)
+        return actors(self.home, asset)
+
     def working(self, asset: str) -> list[Actor]:
         """All who have begun to work for an asset, and whose step and run worker both live."""
         latest = {actor.step: actor for actor in actors(self.home, asset)}

@@ -34,13 +34,25 @@ def stormed(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
 
 @leased_asset(queue="matrix", batch_size=5, io_manager_key="matrix_io")
 def troubled(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
-    """Its runs end in every way that a run can end."""
+    """Its runs are ended by force, in every way there is."""
     return act(context, batch)
 
 
-@leased_asset(queue="matrix", batch_size=5, io_manager_key="matrix_io", retry_policy=dg.RetryPolicy(max_retries=1))
+@leased_asset(queue="retry", batch_size=5, io_manager_key="retry_io", retry_policy=dg.RetryPolicy(max_retries=1))
 def retried(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
-    """The same, and Dagster tries again."""
+    """Its body raises, and Dagster tries again."""
+    return act(context, batch)
+
+
+@leased_asset(queue="refusal", batch_size=5, io_manager_key="refusal_io", retry_policy=dg.RetryPolicy(max_retries=1))
+def hopeless(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
+    """Its body says that there is no use in trying again."""
+    return act(context, batch)
+
+
+@leased_asset(queue="wreck", batch_size=5, io_manager_key="wreck_io")
+def wrecked(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
+    """It dies along with everything else."""
     return act(context, batch)
 
 
@@ -56,17 +68,22 @@ def left(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
     return act(context, batch)
 
 
+QUEUES = ("landing", "storm", "matrix", "retry", "refusal", "wreck", "shared")
+BY_HAND = (troubled, retried, hopeless, wrecked, overtaken)
+[*_, wreck_silent] = build_run_status_sensors("wreck", report_dead_runs=True, grace_seconds=2, **OFTEN)
+
 defs = dg.Definitions.merge(
     dg.Definitions(
-        assets=[bronze, stormed, troubled, retried, overtaken, left],
-        jobs=[dg.define_asset_job(f"{asset.key.path[-1]}_job", [asset]) for asset in (troubled, retried, overtaken)],
+        assets=[bronze, stormed, left, *BY_HAND],
+        jobs=[dg.define_asset_job(f"{asset.key.path[-1]}_job", [asset]) for asset in BY_HAND],
         sensors=[
-            *build_run_status_sensors("matrix", report_dead_runs=True, grace_seconds=2, **OFTEN),
+            *build_run_status_sensors("matrix", **OFTEN),
+            wreck_silent,
             build_work_sensor("shared", target=left, name="left_sensor", **OFTEN),
         ],
         resources={
-            **{name: here.queue(name) for name in ("landing", "storm", "matrix", "takeover", "shared")},
-            **{f"{name}_io": here.outputs(name) for name in ("landing", "storm", "matrix", "shared")},
+            **{name: here.queue(name) for name in (*QUEUES, "takeover")},
+            **{f"{name}_io": here.outputs(name) for name in QUEUES},
             "takeover_io": here.outputs("takeover", SlowToPublishIOManager),
         },
     ),

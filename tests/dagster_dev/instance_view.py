@@ -13,20 +13,18 @@ _METADATA = """metadataEntries { label
   ... on IntMetadataEntry { intValue } ... on FloatMetadataEntry { floatValue } ... on TextMetadataEntry { text }
   ... on UrlMetadataEntry { url } ... on PathMetadataEntry { path }
   ... on TableMetadataEntry { table { records schema { columns { name } } } } }"""
-_EVENTS = """query ($key: AssetKeyInput!) { assetOrError(assetKey: $key) { ... on Asset {
-  assetMaterializations(limit: 20) { runId timestamp %s }
-  assetObservations(limit: 20) { runId timestamp %s } } } }""" % (_METADATA, _METADATA)
+_EVENTS = f"""query ($key: AssetKeyInput!) {{ assetOrError(assetKey: $key) {{ ... on Asset {{
+  assetMaterializations(limit: 20) {{ runId {_METADATA} }}
+  assetObservations(limit: 20) {{ runId {_METADATA} }} }} }} }}"""
 _CHECKS = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
   assetChecksOrError { ... on AssetChecks { checks { name
     executionForLatestMaterialization { status evaluation { success severity description } } } } } } } }"""
 _TICKS = """query ($selector: SensorSelector!) { sensorOrError(sensorSelector: $selector) { ... on Sensor {
   sensorState { status ticks(limit: 100) { status cursor runIds skipReason error { message } } } } } }"""
-_RUN = """query ($id: ID!) { runOrError(runId: $id) { ... on Run { status tags { key value } } } }"""
-_RUNS = """query ($filter: RunsFilter!) { runsOrError(filter: $filter) { ... on Runs {
-  results { runId status jobName tags { key value } } } } }"""
+_RUN = """query ($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"""
 _LOGS = """query ($id: ID!) { logsForRun(runId: $id, limit: 1000) { ... on EventConnection { events {
-  __typename ... on MessageEvent { message } ... on ErrorEvent { error { className message stack
-    causes { className message } errorChain { error { className message } } } } } } } }"""
+  __typename ... on MessageEvent { message } ... on ErrorEvent { error {
+    message errorChain { error { message } } } } } } } }"""
 _LAUNCH = """mutation ($params: ExecutionParams!) { launchRun(executionParams: $params) { __typename
   ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
 _TERMINATE = """mutation ($id: String!) { terminateRun(runId: $id, terminatePolicy: SAFE_TERMINATE) { __typename } }"""
@@ -72,12 +70,11 @@ def ticks(dev: DagsterDev, sensor: str, location: str = LOCATION) -> list[dict[s
     return [tick for tick in state["ticks"] if tick["status"] != "STARTED"]
 
 
-def launch(dev: DagsterDev, job: str, **tags: str) -> str:
+def launch(dev: DagsterDev, job: str) -> str:
     """Launch a run of a job of the first location; gives its id."""
     params = {
         "selector": {"repositoryLocationName": LOCATION, "repositoryName": "__repository__", "jobName": job},
         "runConfigData": {},
-        "executionMetadata": {"tags": [{"key": key.replace("__", "/"), "value": value} for key, value in tags.items()]},
     }
     answer = dev.ask(_LAUNCH, params=params)["launchRun"]
     assert answer["__typename"] == "LaunchRunSuccess", answer
@@ -99,14 +96,21 @@ def wait_for_run(dev: DagsterDev, run: str) -> str:
     return status(dev, run)
 
 
-def runs(dev: DagsterDev, **tags: str) -> list[dict[str, Any]]:
-    """The runs that carry these tags, the newest first."""
-    wanted = [{"key": key.replace("__", "/"), "value": value} for key, value in tags.items()]
-    found = dev.ask(_RUNS, filter={"tags": wanted})["runsOrError"]["results"]
-    return [{**run, "tags": {tag["key"]: tag["value"] for tag in run["tags"]}} for run in found]
+def recorded(dev: DagsterDev, run: str) -> set[str]:
+    """The kinds of events that Dagster has recorded for a run."""
+    return {event["__typename"] for event in _log(dev, run)}
 
 
-def log(dev: DagsterDev, run: str) -> list[dict[str, Any]]:
-    """All events of a run."""
+def said(dev: DagsterDev, run: str) -> str:
+    """Everything that a run's log says, errors and their causes included."""
+    lines = []
+    for event in _log(dev, run):
+        error = event.get("error") or {}
+        lines += [event.get("message", ""), error.get("message", "")]
+        lines += [link["error"]["message"] for link in error.get("errorChain", ())]
+    return "\n".join(lines)
+
+
+def _log(dev: DagsterDev, run: str) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = dev.ask(_LOGS, id=run)["logsForRun"]["events"]
     return events

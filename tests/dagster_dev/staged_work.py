@@ -41,7 +41,7 @@ def act(context: dg.AssetExecutionContext, batch: LeasedBatch, pause: float = 0.
     orders = {each.attributes["do"] for each in batch.items}
     if "wait" in orders:
         wait_for_the_cue(asset)
-    if "raise" in orders:
+    if "raise once" in orders and batch.leases[0].token.attempt == 1:
         raise ValueError(f"cannot read {batch.items[0].resource_id}")
     if "give up" in orders:
         raise dg.Failure("nobody can read this", allow_retries=False)
