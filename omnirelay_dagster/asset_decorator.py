@@ -60,7 +60,8 @@ def leased_asset(
 
     ``per_item=True`` calls the body once an item, with ``lease``: a poison item fails alone, and the output is the list
     of what the others returned. ``drain=True`` goes on, batch after batch, until the queue is empty, or after
-    ``max_batches`` or ``max_seconds``; the body publishes each batch by itself or through a ``FencedIOManager``.
+    ``max_batches`` or ``max_seconds``; the body publishes each batch by itself or through a ``FencedIOManager``, and the
+    materialization links the last lease.
     ``by_partition=True`` leases only items whose ``partition_key`` is the partition that the run is for; otherwise a
     run takes what is next in line, whichever its partition.
     ``on_empty`` says what to do when there is no work: ``"skip"`` (no output), ``"wait"`` (up to ``wait`` seconds, then
@@ -244,7 +245,8 @@ def _drain(
     context: Any, resource: LeaseQueueResource, body: Body, arguments: dict[str, Any], leasing: Leasing
 ) -> Iterator[Any]:
     started = time.monotonic()
-    batches = items = 0
+    batches = items = attempt = 0
+    latest: dict[str, Any] = {}
     while (leasing.max_batches is None or batches < leasing.max_batches) and (
         leasing.max_seconds is None or time.monotonic() - started < leasing.max_seconds
     ):
@@ -259,10 +261,12 @@ def _drain(
                 batch.complete()
         batches += 1
         items += len(batch)
+        latest = batch.metadata()
+        attempt = max(attempt, latest["omnirelay/attempt"])
         context.log.info(f"{batches} batches, {items} items so far")
     if batches:
-        metadata = {"omnirelay/queue": resource.get_queue().namespace, "omnirelay/batches": batches}
-        yield _result(context, {**metadata, "omnirelay/items": items})
+        whole = {"omnirelay/batches": batches, "omnirelay/items": items, "omnirelay/attempt": attempt}
+        yield _result(context, {**latest, **whole})
 
 
 def _result(context: Any, metadata: dict[str, Any]) -> Any:

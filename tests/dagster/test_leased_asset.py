@@ -92,6 +92,11 @@ def test_draining_goes_on_until_the_queue_is_empty(landing: LeaseQueueResource, 
     queue.enqueue(files(10))
     tied = metadata(run(drained, landing), "drained")
     assert (sizes, tied["omnirelay/batches"], tied["omnirelay/items"]) == ([4, 4, 2], 3, 10)
+    last = [event for event in queue.events() if event.type == "Completed"][-1].token
+    assert last is not None
+    assert (tied["omnirelay/lease"], tied["omnirelay/attempt"]) == (last.lease_id, 1)
+    assert tied["omnirelay/fence"] == last.fence
+    assert tied["omnirelay/owner"].endswith("/drained")
     assert queue.stats().completed == 10
 
 
