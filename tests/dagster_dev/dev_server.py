@@ -20,7 +20,7 @@ import psutil
 import yaml
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 120.0
+PATIENCE = 400.0
 
 _SETTINGS: Mapping[str, Any] = {
     "telemetry": {"enabled": False},

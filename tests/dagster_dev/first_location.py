@@ -38,6 +38,12 @@ def troubled(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
     return act(context, batch)
 
 
+@leased_asset(queue="matrix", batch_size=5, drain=True, io_manager_key="matrix_io")
+def relieved(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
+    """Does what those runs have left undone."""
+    return act(context, batch)
+
+
 @leased_asset(queue="retry", batch_size=5, io_manager_key="retry_io", retry_policy=dg.RetryPolicy(max_retries=1))
 def retried(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
     """Its body raises, and Dagster tries again."""
@@ -69,7 +75,7 @@ def left(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
 
 
 QUEUES = ("landing", "storm", "matrix", "retry", "refusal", "wreck", "shared")
-BY_HAND = (troubled, retried, hopeless, wrecked, overtaken)
+BY_HAND = (troubled, relieved, retried, hopeless, wrecked, overtaken)
 [*_, wreck_silent] = build_run_status_sensors("wreck", report_dead_runs=True, grace_seconds=2, **OFTEN)
 
 defs = dg.Definitions.merge(

@@ -16,6 +16,8 @@ from tests.dagster_dev.staged_work import Actor, item
 
 BATCH = 4
 
+pytestmark = pytest.mark.timeout(1800)
+
 
 @pytest.mark.parametrize(
     ("fabric", "batches", "kills"),

@@ -15,6 +15,8 @@ from tests.dagster_dev.staged_work import give_cue, item
 
 NAMES = [f"t{n}" for n in range(5)]
 
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.mark.parametrize("fabric", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)], indirect=True)
 def test_a_zombie_cannot_publish_what_it_wrote_and_leaves_no_materialization(fabric: Fabric) -> None:

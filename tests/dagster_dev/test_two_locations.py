@@ -10,6 +10,8 @@ from tests.dagster_dev.staged_work import actors, give_cue, item
 
 ITEMS = 40
 
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.mark.parametrize("fabric", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)], indirect=True)
 def test_two_code_locations_share_a_queue_and_nothing_is_done_twice(fabric: Fabric) -> None:

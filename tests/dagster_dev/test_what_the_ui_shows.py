@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.dagster_dev import instance_view as view
 from tests.dagster_dev.fabric import Fabric, log_of
 from tests.dagster_dev.staged_work import give_cue, item
 
 NUMBERS = {"depth", "active", "delayed", "dead", "oldest_age_seconds", "throughput_per_minute", "lag"}
 CHECKS = {"no_expired_leases", "dead_letters_empty", "backpressure_clear", "replication_lag", "peers_healthy"}
+
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_a_queue_is_drained_and_all_of_it_can_be_seen(fabric: Fabric) -> None:
