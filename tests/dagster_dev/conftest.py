@@ -47,7 +47,7 @@ def _databases(server: PostgresEndpoint, stack: ExitStack) -> tuple[str, dict[st
         urls.append(make_url(server.create_database(name)))
         stack.callback(server.drop_database, name)
     queues, dagster = urls
-    address = dagster.set(drivername="postgresql").render_as_string(hide_password=False)
+    address = dagster.set(drivername="postgresql+psycopg2").render_as_string(hide_password=False)
     return queues.render_as_string(hide_password=False), {"postgres": {"postgres_url": address}}
 
 

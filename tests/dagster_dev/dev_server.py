@@ -30,7 +30,7 @@ _SETTINGS: Mapping[str, Any] = {
         "module": "dagster.core.storage.noop_compute_log_manager",
         "class": "NoOpComputeLogManager",
     },
-    "run_monitoring": {"enabled": True, "poll_interval_seconds": 1},
+    "run_monitoring": {"enabled": True, "poll_interval_seconds": 2},
     "run_coordinator": {
         "module": "dagster.core.run_coordinator",
         "class": "QueuedRunCoordinator",

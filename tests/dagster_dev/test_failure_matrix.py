@@ -39,9 +39,9 @@ def _kill(who: str, number: signal.Signals) -> Callable[[Fabric, Actor], None]:
 
 ENDINGS = {
     "terminated in the UI": Ending(lambda fabric, actor: view.terminate(fabric.dev, actor.run), "CANCELED", ""),
-    "SIGTERM of the run worker": Ending(_kill("run worker", signal.SIGTERM), "CANCELED", ""),
-    "SIGKILL of the step": Ending(_kill("step", signal.SIGKILL), "FAILURE", "terminated unexpectedly"),
-    "SIGKILL of the run worker": Ending(_kill("run worker", signal.SIGKILL), "FAILURE", "terminated unexpectedly"),
+    "SIGTERM of the run worker": Ending(_kill("run worker", signal.SIGTERM), "FAILURE", "interrupted unexpectedly"),
+    "SIGKILL of the step": Ending(_kill("step", signal.SIGKILL), "FAILURE", "terminated by signal 9"),
+    "SIGKILL of the run worker": Ending(_kill("run worker", signal.SIGKILL), "FAILURE", "terminated by signal 9"),
     "out of time": Ending(lambda fabric, actor: fabric.dev.limit_runtime(actor.run, 1), "FAILURE", "maximum runtime"),
 }
 
