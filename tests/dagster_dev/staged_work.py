@@ -50,7 +50,11 @@ def act(context: dg.AssetExecutionContext, batch: LeasedBatch, pause: float = 0.
 
 
 def wait_for_the_cue(asset: str) -> None:
+    """Wait, but not for ever: whoever was to give the cue may have been killed."""
+    deadline = time.monotonic() + 900
     while not (Surroundings.of_this_process().home / "cues" / asset).exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nobody gave {asset} its cue")
         time.sleep(0.02)
 
 
