@@ -7,7 +7,7 @@ his complete, so the log never names his files, and ``vacuum`` removes them.
 """
 
 # without `from __future__ import annotations`: Dagster must see the class of a nested resource, not its name
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import NoneType, UnionType
@@ -267,12 +267,22 @@ class FencedIOManager(dg.ConfigurableIOManager):
 
     # Tidying
 
-    def vacuum(self, older_than: float | timedelta = timedelta(days=1), *, dry_run: bool = False) -> list[Removed]:
+    def vacuum(
+        self,
+        older_than: float | timedelta = timedelta(days=1),
+        *,
+        dry_run: bool = False,
+        keep: Iterable[str] | Callable[[], Iterable[str]] = (),
+    ) -> list[Removed]:
         """Remove what was written under leases that never published it, and nothing else. Gives what that was.
 
         A folder goes only if all of this holds: it has this manager's layout; the log of this queue says that the
         lease it is named after was granted, more than ``older_than`` (seconds) ago; that lease is not held any more;
         and no completed lease points to it. Whatever cannot be proved stays. Safe at any time, next to any writer.
+
+        ``keep`` names addresses that stay even so, or a function that gives them once the folders are listed: files
+        which others refer to, should the database ever be replaced by a copy from before they were published. For an
+        Iceberg table that is ``vacuum(keep=table.data_files)``.
         """
         age = older_than if isinstance(older_than, timedelta) else timedelta(seconds=older_than)
         fs, base = self._filesystem()
@@ -282,10 +292,13 @@ class FencedIOManager(dg.ConfigurableIOManager):
         folders = lease_folders(fs, base)
         in_use = leases_held(queue)
         known = manifest_of(queue).lease_ids(queue)
+        kept = frozenset(keep() if callable(keep) else keep)
         removed = []
         for folder, files in folders.items():
             lease_id, fence = lease_of(folder)
             if lease_id in in_use or lease_id in known or not granted_before(queue, lease_id, fence, age):
+                continue
+            if kept and any(fs.unstrip_protocol(file) in kept for file in files):
                 continue
             if not dry_run:
                 remove(fs, f"{base}/{folder}", files)
