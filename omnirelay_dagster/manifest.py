@@ -96,7 +96,7 @@ class Manifest:
         """Note a completion; a batch that the log has in several pieces counts once, where it begins."""
         if completion.lease_id not in self._leases:
             self._leases.add(completion.lease_id)
-            output = _parse(completion)
+            output = parse(completion)
             if output is not None:
                 self._outputs.setdefault(output.subject, []).append(output)
         self._last = completion
@@ -115,7 +115,7 @@ def _is_in_log(queue: LeaseQueue, completion: Completion) -> bool:
     return bool(found) and found[0] == completion
 
 
-def _parse(completion: Completion) -> Published | None:
+def parse(completion: Completion) -> Published | None:
     """The output that a completion's result describes; none if somebody else wrote that result."""
     result = completion.result
     if not isinstance(result, Mapping) or result.get("kind") != "omnirelay.output":
