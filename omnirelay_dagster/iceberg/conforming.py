@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +13,7 @@ import pyarrow.parquet as pq
 from omnirelay_dagster.iceberg.arrow_types import INSTANT, as_it_is, wanted_schema
 from omnirelay_dagster.iceberg.errors import FilesWrong, SchemaDrift
 from omnirelay_dagster.iceberg.log_reading import ParquetFile
+from omnirelay_dagster.iceberg.splitting import split
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -132,14 +135,22 @@ def _same_file(footer: Footer, table: TableMetadata) -> DataFile | None:
 
 
 def _rewritten(footer: Footer, fs: Any, table: TableMetadata, io: FileIO) -> Iterator[DataFile]:
-    """The rows in files of the table's own, a bounded number at a time."""
-    from pyiceberg.io.pyarrow import _dataframe_to_data_files, schema_to_pyarrow
+    """The rows in files of the table's own, each of one partition, a bounded number of rows at a time."""
+    from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow, write_file
+    from pyiceberg.table import WriteTask
 
     target = {field.name: field for field in schema_to_pyarrow(table.schema(), include_field_ids=False)}
+    names, format_version = table.schema().name_mapping, table.format_version
+    numbers = itertools.count()
     with fs.open(footer.file.path, "rb") as stream:
-        file = pq.ParquetFile(stream)
-        for some in _portions(file):
-            yield from _dataframe_to_data_files(table, _converted(some, footer, target), io)
+        for some in _portions(pq.ParquetFile(stream)):
+            rows = _converted(some, footer, target)
+            schema = pyarrow_to_schema(rows.schema, name_mapping=names, format_version=format_version)
+            tasks = (
+                WriteTask(uuid.uuid4(), next(numbers), schema, part.to_batches(), partition_key=key)
+                for key, part in split(rows, table)
+            )
+            yield from write_file(io, table, tasks)
 
 
 def _portions(file: pq.ParquetFile) -> Iterator[pa.Table]:
