@@ -186,7 +186,7 @@ def build_iceberg_sensor(
     check_timing(minimum_interval_seconds, default_status)
     patience = timedelta(seconds=check_seconds("ignore_silent_runs_after", ignore_silent_runs_after))
 
-    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+    def tick(context: dg.SensorEvaluationContext, **_: Any) -> dg.SensorResult:
         table = getattr(context.resources, found["catalog"]).table(found["table"])
         waiting = table.waiting(_fenced(context.resources, found["io_manager"]), found["source"])
         runs = _at_work(context.instance, name, patience)

@@ -142,7 +142,7 @@ def commit(
         step("written")
         files = [file for some, _ in made for file in some]
         properties = {**watermark.all_marks(table.metadata), **mark.properties(namespace)}
-        transaction.set_properties({watermark.key_of(namespace): str(mark.sequence)})
+        transaction.set_properties(watermark.noted(table.metadata, namespace, mark))
         with transaction.update_snapshot(properties).merge_append() as append:
             for file in files:
                 append.append_data_file(file)

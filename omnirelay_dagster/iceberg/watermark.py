@@ -34,6 +34,11 @@ class Mark(NamedTuple):
         return {f"{PREFIX}{namespace}.{name}": str(value) for name, value in self._asdict().items()}
 
 
+def since_key(namespace: str) -> str:
+    """The table property that holds the table's own sequence number of the first snapshot with a mark of the queue."""
+    return f"{PREFIX}{namespace}.since"
+
+
 def key_of(namespace: str) -> str:
     """The snapshot property that holds the watermark of a queue."""
     return f"{PREFIX}{namespace}.sequence"
@@ -73,20 +78,27 @@ def current_mark(metadata: TableMetadata, namespace: str, resume_after: int | No
     Raises ``WatermarkLost`` where that cannot be told, because somebody else's expiry removed all snapshots that said
     so; ``resume_after`` is then taken for the answer.
     """
-    last: Snapshot | None = None
-    for last in ancestors(metadata):
-        if marks_in(last):
-            return mark_of(last, namespace)
-    noted = metadata.properties.get(key_of(namespace))
-    if last is None or last.parent_snapshot_id is None or noted is None:
-        return None
+    for snapshot in ancestors(metadata):
+        if marks_in(snapshot):
+            return mark_of(snapshot, namespace)
+    current = metadata.current_snapshot()
+    since = metadata.properties.get(since_key(namespace))
+    if current is None or since is None or (current.sequence_number or int(since)) < int(since):
+        return None  # never fed from this queue, or rolled back to before it was
+    last = metadata.properties.get(key_of(namespace))
     if resume_after is not None:
         return Mark(resume_after, "", "", 0, "")
     raise WatermarkLost(
         f"no snapshot that is left says how far the queue {namespace!r} was committed: all of them were expired by "
-        f"another program. The last number known is {noted}. If the table was not rolled back since, go on with "
-        f"commit_published(..., resume_after={noted})"
+        f"another program. The last number known is {last}. If the table was not rolled back since, go on with "
+        f"commit_published(..., resume_after={last})"
     )
+
+
+def noted(metadata: TableMetadata, namespace: str, mark: Mark) -> dict[str, str]:
+    """Table properties that tell a table whose marks are lost from one that never had any. Nobody goes on from them."""
+    since = metadata.properties.get(since_key(namespace), str(metadata.next_sequence_number()))
+    return {since_key(namespace): since, key_of(namespace): str(mark.sequence)}
 
 
 def check(mark: Mark, queue: LeaseQueue, asset: str) -> None:
