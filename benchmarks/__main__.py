@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -45,6 +46,7 @@ FULL = Plan(EVERYTHING, 5, measure.Pace(0.2, 0.4, 0.15), (10_000, 1_000_000), 40
 QUICK = Plan(((1, 1), (100, 1), (100, 8)), 3, measure.Pace(0.1, 0.25, 0.06), (10_000, 100_000), 60)
 LIMITS = (1, 100)
 PARTS = ("sqlite", "postgres", "latency", "memory", "dagster")
+APART = {"iceberg": "benchmarks.iceberg"}
 
 
 def main() -> int:
@@ -52,6 +54,9 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 150)
     if options.report:
         _present(Results.read(options.report), console, chart=CHART)
+        return 0
+    if options.only in APART:
+        _apart(options.only, options, console)
         return 0
     plan = QUICK if options.quick else FULL
     results = Results(options.quick, plan.rounds, [list(cell) for cell in plan.cells], list(plan.depths))
@@ -75,7 +80,17 @@ def main() -> int:
         _join(results, options.only, console)
     else:
         _present(results, console, chart=CHART if whole else None, path=RESULTS / f"{kind}.json")
+    if not (options.only or options.contenders):
+        for part in APART:
+            _apart(part, options, console)
     return 0
+
+
+def _apart(part: str, options: argparse.Namespace, console: Console) -> None:
+    """A part that measures, shows and writes by itself."""
+    module = importlib.import_module(APART[part])
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory) as scratch:
+        module.run(Path(scratch), options.quick, console, RESULTS)
 
 
 def _join(results: Results, part: str, console: Console) -> None:
@@ -93,8 +108,8 @@ def _join(results: Results, part: str, console: Console) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, about three minutes")
-    parser.add_argument("--only", choices=PARTS, help="one part of it, which joins the latest results")
+    parser.add_argument("--quick", action="store_true", help="small sizes, some minutes")
+    parser.add_argument("--only", choices=(*PARTS, *APART), help="one part of it, which joins the latest results")
     parser.add_argument("--contenders", help=f"a comma-separated choice of: {', '.join(MODULES)}")
     parser.add_argument("--directory", type=Path, help="where the databases go: a disk, not memory (temporary files)")
     parser.add_argument("--report", type=Path, metavar="JSON", help="measure nothing: show and draw this file")
