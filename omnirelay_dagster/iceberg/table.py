@@ -18,7 +18,7 @@ from lease_core import LeaseQueue, limits
 from lease_core.errors import EventsPruned, InvalidInput
 from omnirelay_dagster.iceberg import watermark
 from omnirelay_dagster.iceberg.catalog import MISSING, open_catalog
-from omnirelay_dagster.iceberg.errors import CommitContended, SnapshotExpired
+from omnirelay_dagster.iceberg.errors import CommitContended, FilesWrong, SchemaDrift, SnapshotExpired
 from omnirelay_dagster.iceberg.log_reading import next_chunk
 from omnirelay_dagster.iceberg.schema_drift import evolution
 from omnirelay_dagster.iceberg.watermark import Mark
@@ -273,6 +273,7 @@ class _Feeding:
         self._reader = f"omnirelay.iceberg.{owner.name}"
         self._kept = False
         self._ended = False
+        self._size = 0
         self.table: Table | None = None
         """The table as it was when last looked at."""
         self._rowless = (-1, 0)
@@ -285,6 +286,12 @@ class _Feeding:
         for attempt in range(0 if self._ended else _MOST_ATTEMPTS):
             try:
                 return self._commit_some()
+            except (FilesWrong, SchemaDrift):
+                if self._size <= 1:
+                    raise
+                # One batch must not keep those before it out: fewer at a time, until it is alone.
+                self._most_batches = self._size // 2
+                return _NOTHING
             except (CommitFailedException, sa.exc.DBAPIError) as error:
                 # Somebody else committed; or the database went away in the middle, and then nobody knows whether this
                 # landed. The table's own mark does: start over from there.
@@ -304,6 +311,7 @@ class _Feeding:
         after, done = (0, "") if mark is None else (mark.sequence, mark.lease)
         start = self._rowless[1] if self._rowless[0] == after else after
         chunk = next_chunk(self._queue, self._subject, start, self._most_batches, done=done, as_of=self._as_of)
+        self._size = len(chunk.batches)
         self._step("read")
         if not chunk.batches:
             return None

@@ -247,6 +247,21 @@ def test_files_that_are_gone_or_changed_are_named(lake: Lake) -> None:
     assert pairs(table) == expected(2)
 
 
+def test_a_batch_that_cannot_be_committed_does_not_keep_those_before_it_out(lake: Lake) -> None:
+    for batch in range(5):
+        lake.publish(numbered(batch))
+    third = Path(lake.fenced.published(ASSET)[3].uri.removeprefix("file://"))
+    content = third.read_bytes()
+    third.unlink()
+    table = lake.table()
+    with pytest.raises(FilesWrong, match="is not there"):
+        table.commit_published(lake.fenced, ASSET)
+    assert pairs(table) == expected(3)
+    third.write_bytes(content)
+    table.commit_published(lake.fenced, ASSET)
+    assert pairs(table) == expected(5)
+
+
 def test_what_is_not_parquet_is_refused(lake: Lake) -> None:
     lake.publish([1, 2, 3])
     with pytest.raises(FilesWrong, match="made of parquet"):
