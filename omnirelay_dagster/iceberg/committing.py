@@ -23,8 +23,10 @@ from omnirelay_dagster.iceberg.watermark import Mark
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table, Transaction
+    from pyiceberg.table.metadata import TableMetadata
 
 _READERS = 8
+MAIN_BRANCH = "main"
 NO_RETRIES = {"commit.retry.num-retries": "0"}
 
 Step = Callable[[str], None]
@@ -69,10 +71,16 @@ def _check_rows(batch: Batch, footers: list[Footer]) -> None:
         )
 
 
-def strict(table: Table) -> Table:
-    """The table as loaded, but with pyiceberg's own retries off for what this object commits."""
-    table.metadata = table.metadata.model_copy(update={"properties": {**table.metadata.properties, **NO_RETRIES}})
-    return table
+def light(metadata: TableMetadata, old: list[int]) -> TableMetadata:
+    """The table's metadata as a commit needs it: pyiceberg's own retries off, and without the snapshots that it does
+    not touch. A transaction copies its metadata many times over, and a commit would cost more with every snapshot
+    kept. What is committed is applied to the whole of it, which the catalog loads afresh."""
+    main = metadata.current_snapshot()
+    kept = [each for each in metadata.snapshots if each == main or each.snapshot_id in old]
+    refs = {name: ref for name, ref in metadata.refs.items() if name == MAIN_BRANCH}
+    properties = {**metadata.properties, **NO_RETRIES}
+    changes = {"properties": properties, "snapshots": kept, "snapshot_log": [], "refs": refs}
+    return metadata.model_copy(update=changes)
 
 
 def fit(transaction: Transaction, planned: Planned, allowed: frozenset[str]) -> Planned:
@@ -127,7 +135,11 @@ def commit(
     Raises ``CommitFailedException`` if anybody else committed since ``table`` was loaded; then nothing happened.
     """
     from pyiceberg.exceptions import CommitFailedException
+    from pyiceberg.table.update.snapshot import ExpireSnapshots
 
+    marks = watermark.all_marks(table.metadata)
+    old = list(_beyond(table.metadata, keep - 1))  # the new one is among those kept
+    table.metadata = light(table.metadata, old)
     transaction = table.transaction()
     fitting = fit(transaction, planned, allowed)
     mark = mark if len(fitting.batches) == len(planned.batches) else _moved(mark, fitting.batches[-1])
@@ -141,13 +153,14 @@ def commit(
             made.append(data_files(footer, fs, metadata, table.io))
         step("written")
         files = [file for some, _ in made for file in some]
-        properties = {**watermark.all_marks(table.metadata), **mark.properties(namespace)}
+        properties = {**marks, **mark.properties(namespace)}
         transaction.set_properties(watermark.noted(table.metadata, namespace, mark))
         with transaction.update_snapshot(properties).merge_append() as append:
             for file in files:
                 append.append_data_file(file)
         step("staged")
-        expire(transaction, keep)
+        if old:
+            ExpireSnapshots(transaction).by_ids(old).commit()
         transaction.commit_transaction()
     except (CommitFailedException, SchemaDrift):
         _remove(table, [file for some, anew in made if anew for file in some])  # for certain not in the table
@@ -167,17 +180,8 @@ def _map_names(transaction: Transaction) -> None:
         transaction.set_properties({"schema.name-mapping.default": names})
 
 
-def expire(transaction: Transaction, keep: int) -> None:
-    """Forget snapshots of the main line older than the newest ``keep``; never one with a branch or tag."""
-    from pyiceberg.table.update.snapshot import ExpireSnapshots
-
-    old = list(_beyond(transaction, keep))
-    if old:
-        ExpireSnapshots(transaction).by_ids(old).commit()
-
-
-def _beyond(transaction: Transaction, keep: int) -> Iterator[int]:
-    metadata = transaction.table_metadata
+def _beyond(metadata: TableMetadata, keep: int) -> Iterator[int]:
+    """Snapshots of the main line older than the newest ``keep``; never the current one, nor one that has a name."""
     named = {ref.snapshot_id for ref in metadata.refs.values()}
     for position, snapshot in enumerate(watermark.ancestors(metadata)):
         if position >= keep and snapshot.snapshot_id not in named:

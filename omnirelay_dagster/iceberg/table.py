@@ -355,7 +355,7 @@ class _Feeding:
 
     def _commit(self, table: Table, planned: committing.Planned, mark: Mark, after: int) -> tuple[Commit, bool]:
         landed, took = committing.commit(
-            committing.strict(table),
+            table,
             self._fs,
             planned,
             mark,

@@ -26,7 +26,8 @@ class Lake:
     def __init__(self, home: Path, catalog: str | None = None, namespace: str = NAMESPACE) -> None:
         self.home = home
         self.catalog_url = catalog or f"sqlite:///{home}/catalog.db"
-        self.landing = LeaseQueueResource(url=f"sqlite:///{home}/fabric.db", namespace=namespace, retry_delay=0.0)
+        url = f"sqlite:///{home}/fabric.db"
+        self.landing = LeaseQueueResource(url=url, namespace=namespace, retry_delay=0.0, lease_duration=600.0)
         self.fenced = FencedIOManager(base_path=str(home / "out"), queue=self.landing)
 
     @property
