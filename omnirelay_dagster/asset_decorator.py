@@ -15,6 +15,7 @@ from omnirelay_dagster.batch import LeasedBatch, give_up
 from omnirelay_dagster.io_manager import publish_batch
 from omnirelay_dagster.requirements import QueueOp, UsesQueue, using_queue
 from omnirelay_dagster.resource import LeaseQueueResource
+from omnirelay_dagster.spark.job_group import spark_jobs
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -230,7 +231,7 @@ def _one_batch(
     arguments: dict[str, Any],
     leasing: Leasing,
 ) -> Iterator[Any]:
-    with batch, _accountable(batch, resource):
+    with batch, _accountable(batch, resource), spark_jobs(batch, _in_reach(context, arguments)):
         value = _work(batch, body, arguments, leasing)
         batch.check()
         yield _output(value, batch)
@@ -238,6 +239,11 @@ def _one_batch(
         if not batch.completed:
             batch.complete()
     context.log.info(f"completed {len(batch)} items of {batch.queue.namespace!r} under lease {batch.id}")
+
+
+def _in_reach(context: Any, arguments: Mapping[str, Any]) -> list[Any]:
+    """The body's arguments, and the resources that it gets through its context."""
+    return [*arguments.values(), *context.resources._asdict().values()]
 
 
 def _drain(
@@ -252,7 +258,7 @@ def _drain(
         batch = _lease(context, resource, leasing, first=batches == 0)
         if batch is None:
             break
-        with batch, _accountable(batch, resource):
+        with batch, _accountable(batch, resource), spark_jobs(batch, _in_reach(context, arguments)):
             value = _work(batch, body, arguments, leasing)
             batch.check()
             _publish(context, batch, value)

@@ -9,12 +9,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from lease_core import AckResult, Lease, LeaseError, LeaseQueue, WorkItem
+from lease_core import AckResult, Lease, LeaseError, LeaseLost, LeaseQueue, WorkItem
 from lease_core.hold import Hold
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from omnirelay_dagster.spark.job_group import SparkGroup
 
 _SAY_EVERY = 10.0
 
@@ -34,10 +37,13 @@ class LeasedBatch:
         self.leases: tuple[Lease, ...] = tuple(leases)
         self.completed = False
         self._open = {lease.token: lease for lease in leases}
-        self._hold: Hold = queue.hold(self.leases)
-        self._say = say
-        self._said_at = time.monotonic()
+        self._hold: Hold = queue.hold(self.leases, self._tell)
+        self.say = say
+        self._said_at: dict[str, float] = {}
         self._bar: Any = None
+        self._bars: dict[str, Any] = {}
+        self._spark_groups: list[SparkGroup] = []
+        self._began_at = time.monotonic()
         if leases:
             in_process[self.id] = self
 
@@ -65,6 +71,17 @@ class LeasedBatch:
         """Raise ``LeaseLost`` if any lease of the batch was lost."""
         if self.lost:
             self._hold.check()
+
+    def raise_if_lost(self, error: BaseException) -> None:
+        """Raise ``LeaseLost`` because of ``error`` if a lease was lost: then that is why the work failed."""
+        try:
+            self.check()
+        except LeaseLost as lost:
+            raise lost from error
+
+    def _tell(self, lost: tuple[Lease, ...]) -> None:
+        for group in tuple(self._spark_groups):
+            group.lost()
 
     def __len__(self) -> int:
         return len(self.leases)
@@ -115,22 +132,27 @@ class LeasedBatch:
         """Say how far the work is: in the run's log now and then and, on a terminal, as a bar. Raises if it is lost."""
         self.check()
         total = len(self.leases) if of is None else of
-        if sys.stderr.isatty():
-            self._draw(done, total, note)
-        now = time.monotonic()
-        if now - self._said_at >= _SAY_EVERY or done >= total:
-            self._said_at = now
-            share = f" ({100 * done // total} %)" if total else ""
-            self._say(f"{done} of {total}{share} {note}".rstrip())
+        share = f" ({100 * done // total} %)" if total else ""
+        self.show("batch", done, total, f"{done} of {total}{share} {note}".rstrip(), note or "leased batch")
 
-    def _draw(self, done: int, total: int, note: str) -> None:
+    def show(self, what: str, done: int, total: int, text: str, label: str = "") -> None:
+        """Show how far ``what`` is: ``text`` in the run's log now and then and, on a terminal, a bar."""
+        if sys.stderr.isatty():
+            self._draw(what, done, total, label or what)
+        now = time.monotonic()
+        if now - self._said_at.get(what, self._began_at) >= _SAY_EVERY or (done >= total and what == "batch"):
+            self._said_at[what] = now
+            self.say(text)
+
+    def _draw(self, what: str, done: int, total: int, label: str) -> None:
         if self._bar is None:
             from rich.progress import Progress
 
             self._bar = Progress(transient=True)
             self._bar.start()
-            self._bar.add_task(note or "leased batch", total=total)
-        self._bar.update(0, completed=done, total=total, description=note or "leased batch")
+        if what not in self._bars:
+            self._bars[what] = self._bar.add_task(label, total=total)
+        self._bar.update(self._bars[what], completed=done, total=total, description=label)
 
     def metadata(self) -> dict[str, Any]:
         """What ties a materialization to its leases: queue, lease, owner, and the range of attempts and fences."""
@@ -171,11 +193,45 @@ class LeasedBatch:
         columns["attributes"] = [list(each.items()) for each in columns["attributes"]]
         return pa.table({name: pa.array(columns[name], kinds[kind]) for name, kind in _COLUMNS.items()})
 
+    def to_spark(self, spark: Any = None) -> DataFrame:
+        """The items as a Spark DataFrame, one row each; the columns are those of ``to_arrow``.
+
+        ``spark`` is a session, or dagster-pyspark's resource; by default the session that is active. What this thread
+        runs on it from now on is in the lease's job group (``spark_group``).
+        """
+        from omnirelay_dagster.spark.items import items_frame
+
+        return items_frame(self.spark_group(spark).session, self.to_arrow())
+
+    def spark_group(self, spark: Any = None) -> SparkGroup:
+        """Put what this thread runs on Spark from now on into a job group named after the lease, until the batch ends.
+
+        The group is cancelled when the lease is lost or the work is interrupted. The body of a leased asset or op need
+        not call this for sessions and resources that it has as parameters.
+        """
+        from omnirelay_dagster.spark.job_group import SparkGroup
+        from omnirelay_dagster.spark.session import session_of
+
+        session = session_of(spark)
+        for group in self._spark_groups:
+            if group.session is session:
+                return group
+        self.check()
+        group = SparkGroup(self, session)
+        self._spark_groups.append(group)
+        return group
+
+    def close_spark_groups(self, error: BaseException | None = None) -> None:
+        """Cancel whatever still runs for this batch on Spark, and give the thread back as it was."""
+        while self._spark_groups:
+            self._spark_groups.pop().close(error)
+
     def __enter__(self) -> LeasedBatch:
         self._hold.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.close_spark_groups(error)
         self._hold.__exit__(None, None, None)
         if self._bar is not None:
             self._bar.stop()
@@ -232,8 +288,10 @@ def lease_batch(
         try:
             yield batch
         except BaseException as error:
+            batch.close_spark_groups(error)
             give_up(batch, error)
             raise
+        batch.close_spark_groups()
         if batch.remaining:
             batch.complete()
 

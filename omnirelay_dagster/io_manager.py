@@ -7,7 +7,7 @@ his complete, so the log never names his files, and ``vacuum`` removes them.
 """
 
 # without `from __future__ import annotations`: Dagster must see the class of a nested resource, not its name
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import NoneType, UnionType
@@ -32,7 +32,11 @@ from omnirelay_dagster.lease_folders import (
 )
 from omnirelay_dagster.manifest import NothingPublished, Published, manifest_of
 from omnirelay_dagster.resource import LeaseQueueResource
-from omnirelay_dagster.type_handlers import BUILT_IN, TypeHandler
+from omnirelay_dagster.spark.parquet_output import SparkHandler
+from omnirelay_dagster.spark.schema_drift import EVOLUTIONS
+from omnirelay_dagster.type_handlers import BUILT_IN, Storing, TypeHandler
+
+_BUILT_IN: tuple[TypeHandler, ...] = (*BUILT_IN, SparkHandler())
 
 
 class FencedIOManager(dg.ConfigurableIOManager):
@@ -50,6 +54,11 @@ class FencedIOManager(dg.ConfigurableIOManager):
     queue: LeaseQueueResource
     storage_options: dict[str, Any] = Field({}, description="settings of the fsspec filesystem")
     as_of: int | None = Field(None, description="load what the log said at this sequence number, not the latest")
+    schema_evolution: list[str] = Field(
+        [], description="how columns of Spark outputs may change from batch to batch: 'add_columns', 'widen_types'"
+    )
+    spark: dg.ConfigurableResource | None = None  # type: ignore[type-arg]
+    """dagster-pyspark's resource, for inputs that are Spark DataFrames; not needed where a session is active."""
 
     handlers: ClassVar[tuple[TypeHandler, ...]] = ()
     """Type handlers of your own, tried before the built-in ones."""
@@ -66,6 +75,7 @@ class FencedIOManager(dg.ConfigurableIOManager):
             raise dg.DagsterInvalidDefinitionError(
                 f"{type(self).__name__}(base_path=''): name a folder or a URL such as s3://bucket/prefix"
             )
+        _check_evolution("schema_evolution", fields.get("schema_evolution") or ())
         super().__init__(**fields)
 
     # Storing
@@ -80,6 +90,8 @@ class FencedIOManager(dg.ConfigurableIOManager):
         except (LeaseRefused, LeaseLost):
             raise  # who lost a part of the batch has nothing to say about the rest: it is handed back
         except Exception as error:
+            batch.close_spark_groups(error)
+            batch.raise_if_lost(error)
             give_up(batch, error)  # Dagster does not tell the asset, so its items learn of the error here
             raise
         if published is not None:
@@ -125,11 +137,13 @@ class FencedIOManager(dg.ConfigurableIOManager):
 
     def _write(self, context: dg.OutputContext, batch: LeasedBatch, value: Any) -> Published:
         fs, base = self._filesystem()
-        handler = self._handler_of(value, _name(context))
+        storing = self._storing(_subject(context), context.definition_metadata)
+        handler = self._handler_of(value, _name(context)).configured(storing)
         fence = max(lease.token.fence for lease in batch.leases)
         partition = _partition_of(context)
-        folder = folder_of(_parts(context), partition, f"{batch.id}-{fence}")
-        path = f"{folder}/part-0{handler.suffix}"
+        by_columns = handler.name == SparkHandler.name and bool(storing.partition_by)
+        folder = folder_of(_parts(context), partition, f"{batch.id}-{fence}", by_columns=by_columns)
+        path = f"{folder}/{'omnirelay_part=0' if by_columns else 'part-0'}{handler.suffix}"
         fs.makedirs(f"{base}/{folder}", exist_ok=True)
         try:
             rows = handler.write(value, fs, f"{base}/{path}")
@@ -140,6 +154,23 @@ class FencedIOManager(dg.ConfigurableIOManager):
         uri = fs.unstrip_protocol(f"{base}/{path}")
         size = int(fs.du(f"{base}/{path}"))
         return Published(None, batch.id, fence, _subject(context), partition, handler.name, path, uri, rows, size)
+
+    def _storing(self, subject: str, given: Mapping[str, Any]) -> Storing:
+        """What was declared for an asset: here, or in its own metadata."""
+        evolution = _plain(given.get("omnirelay/schema_evolution"))
+        partition_by = _plain(given.get("omnirelay/partition_by")) or ()
+        return Storing(
+            subject,
+            (partition_by,) if isinstance(partition_by, str) else tuple(partition_by),
+            _check_evolution("omnirelay/schema_evolution", self.schema_evolution if evolution is None else evolution),
+            lambda: self._paths(self._published(subject, None)[0]),
+            self.spark,
+        )
+
+    def _paths(self, found: Sequence[Published]) -> list[str]:
+        """Where parquet outputs are."""
+        _, base = self._filesystem()
+        return [f"{base}/{each.path}" for each in found if each.path.endswith(SparkHandler.suffix)]
 
     # Loading
 
@@ -153,7 +184,8 @@ class FencedIOManager(dg.ConfigurableIOManager):
         as_of = self.as_of if given.get("omnirelay/as_of") is None else _plain(given["omnirelay/as_of"])
         lenient = bool(_plain(given.get("omnirelay/allow_empty")) or _plain(given.get("allow_missing_partitions")))
         found, number = self._published(_subject(upstream), as_of)
-        value = self._as(context.dagster_type.typing_type, _subject(upstream), found, partitions, number, lenient)
+        storing = self._storing(_subject(upstream), {**_upstream_metadata(context), **given})
+        value = self._as(context.dagster_type.typing_type, storing, found, partitions, number, lenient)
         context.log.info(f"loaded {_subject(upstream)} as of number {number} of {self.queue.namespace!r}")
         return value
 
@@ -165,11 +197,13 @@ class FencedIOManager(dg.ConfigurableIOManager):
         partitions: Sequence[str] | None = None,
         as_of: int | None = None,
         allow_empty: bool = False,
+        schema_evolution: Sequence[str] | None = None,
     ) -> Any:
         """What an input annotated ``as_type`` would get, for notebooks and scripts. ``asset`` is named as in the UI."""
         subject = _asset(asset)
         found, number = self._published(subject, self.as_of if as_of is None else as_of)
-        return self._as(as_type, subject, found, partitions, number, allow_empty)
+        storing = self._storing(subject, {"omnirelay/schema_evolution": schema_evolution})
+        return self._as(as_type, storing, found, partitions, number, allow_empty)
 
     def published(self, asset: str | dg.AssetKey | Sequence[str], *, as_of: int | None = None) -> list[Published]:
         """The outputs of an asset that completed leases point to, in the order of the log."""
@@ -183,13 +217,14 @@ class FencedIOManager(dg.ConfigurableIOManager):
     def _as(
         self,
         wanted: Any,
-        subject: str,
+        storing: Storing,
         found: list[Published],
         partitions: Sequence[str] | None,
         number: int,
         lenient: bool,
     ) -> Any:
         """The outputs as one value or, if that is what is wanted, a dict with one for each partition."""
+        subject = storing.subject
         kind, by_partition = _kind(wanted)
         if partitions is None and by_partition and found:
             partitions = _partitions(found, subject)
@@ -204,13 +239,14 @@ class FencedIOManager(dg.ConfigurableIOManager):
                 'metadata={"omnirelay/allow_empty": True}'
             )
         if not by_partition and (partitions is None or kind is not None or len(partitions) == 1):
-            return self._read(kind, subject, found)
+            return self._read(kind, storing, found)
         split: dict[str, list[Published]] = {key: [] for key in partitions or ()}
         for each in found:
             split[each.partition or ""].append(each)
-        return {key: self._read(kind, subject, some) for key, some in split.items() if some}
+        return {key: self._read(kind, storing, some) for key, some in split.items() if some}
 
-    def _read(self, kind: type | None, subject: str, found: list[Published]) -> Any:
+    def _read(self, kind: type | None, storing: Storing, found: list[Published]) -> Any:
+        subject = storing.subject
         if kind is None and not found:
             return None
         handler = self._handler_named(found[0].format, subject) if kind is None else self._handler_for(kind, subject)
@@ -222,7 +258,7 @@ class FencedIOManager(dg.ConfigurableIOManager):
                 )
         fs, base = self._filesystem()
         try:
-            value = handler.read(fs, [f"{base}/{each.path}" for each in found])
+            value = handler.configured(storing).read(fs, [f"{base}/{each.path}" for each in found])
         except FileNotFoundError as error:
             error.add_note(
                 f"{subject} was published, but not all of it is under base_path={self.base_path!r}: has base_path "
@@ -237,25 +273,25 @@ class FencedIOManager(dg.ConfigurableIOManager):
         return value
 
     def _handler_of(self, value: Any, who: str) -> TypeHandler:
-        for handler in (*self.handlers, *BUILT_IN):
+        for handler in (*self.handlers, *_BUILT_IN):
             if handler.matches(type(value)):
                 return handler
         raise self._no_handler(who, f"a {type(value).__module__}.{type(value).__qualname__} cannot be stored")
 
     def _handler_for(self, kind: type, who: str) -> TypeHandler:
-        for handler in (*self.handlers, *BUILT_IN):
+        for handler in (*self.handlers, *_BUILT_IN):
             if handler.matches(kind):
                 return handler
         raise self._no_handler(who, f"an input annotated {kind!r} cannot be loaded")
 
     def _handler_named(self, name: str, who: str) -> TypeHandler:
-        for handler in (*self.handlers, *BUILT_IN):
+        for handler in (*self.handlers, *_BUILT_IN):
             if handler.name == name:
                 return handler
         raise self._no_handler(who, f"it was published as {name!r}, which cannot be loaded")
 
     def _no_handler(self, who: str, problem: str) -> Exception:
-        names = ", ".join(handler.name for handler in (*self.handlers, *BUILT_IN))
+        names = ", ".join(handler.name for handler in (*self.handlers, *_BUILT_IN))
         return dg.DagsterInvariantViolationError(
             f"{who}: {problem}. {type(self).__name__} knows {names}; convert it to one of these, or add a TypeHandler "
             f"to `handlers` in a subclass of {type(self).__name__}"
@@ -345,7 +381,22 @@ def _metadata(published: Published) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
+def _check_evolution(where: str, given: Any) -> tuple[str, ...]:
+    """The declared ways in which columns may change, if they are ones that exist."""
+    several = (given,) if isinstance(given, str) else tuple(given)
+    for each in several:
+        if each not in EVOLUTIONS:
+            known = " and ".join(map(repr, EVOLUTIONS))
+            raise dg.DagsterInvalidDefinitionError(f"{where}: {each!r} is none of {known}; leave it out for no change")
+    return several
+
+
 # What a context is about
+
+
+def _upstream_metadata(context: dg.InputContext) -> Mapping[str, Any]:
+    """What the upstream asset itself says about how it is stored, as far as this run knows it."""
+    return (context.upstream_output.definition_metadata if context.upstream_output is not None else None) or {}
 
 
 def _batch_of(context: dg.OutputContext) -> LeasedBatch:

@@ -18,7 +18,7 @@ from lease_core import LeaseQueue
 from lease_core.errors import EventsPruned
 from lease_core.model import EventType
 
-_LEASE_FOLDER = re.compile(r"([0-9a-f]{32})-([0-9]{1,19})")
+_LEASE_FOLDER = re.compile(r"(?:omnirelay_lease=)?([0-9a-f]{32})-([0-9]{1,19})")
 
 
 MOST_LEASES = 100_000
@@ -33,10 +33,15 @@ class Removed(NamedTuple):
     bytes: int
 
 
-def folder_of(parts: Iterable[str], partition: str | None, lease: str) -> str:
-    """Where an output goes, relative to the base: {asset key}/{partition or _}/{lease id}-{fence}."""
+def folder_of(parts: Iterable[str], partition: str | None, lease: str, *, by_columns: bool = False) -> str:
+    """Where an output goes, relative to the base: {asset key}/{partition or _}/{lease id}-{fence}.
+
+    If the output is itself partitioned ``by_columns``, readers take the names of folders for columns, and find only
+    outputs with the same columns: then both folders have the form name=value.
+    """
     where = "_" if partition is None else "%5F" if partition == "_" else _escaped(partition)
-    return "/".join([*map(_escaped, parts), where, lease])
+    names = ("omnirelay_partition=", "omnirelay_lease=") if by_columns else ("", "")
+    return "/".join([*map(_escaped, parts), names[0] + where, names[1] + lease])
 
 
 def _escaped(name: str) -> str:

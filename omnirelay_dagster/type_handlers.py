@@ -15,13 +15,23 @@ import json
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
     import pyarrow as pa
+
+
+class Storing(NamedTuple):
+    """What a handler may want to know beyond the value: whose output it is, and what was declared for it."""
+
+    subject: str = ""
+    partition_by: tuple[str, ...] = ()
+    schema_evolution: tuple[str, ...] = ()
+    earlier: Callable[[], Sequence[str]] = lambda: ()
+    session: Any = None
 
 
 class TypeHandler(ABC):
@@ -38,6 +48,10 @@ class TypeHandler(ABC):
     def matches(self, kind: type) -> bool:
         """Whether values of this type are stored, and inputs annotated with it are loaded, by this handler."""
 
+    def configured(self, storing: Storing) -> TypeHandler:
+        """The handler for one asset. Most need to know nothing about it."""
+        return self
+
     @abstractmethod
     def write(self, value: Any, fs: Any, path: str) -> int | None:
         """Write the value to ``path`` (its folder exists) on an fsspec filesystem. Gives its rows, if it has any."""
@@ -47,20 +61,10 @@ class TypeHandler(ABC):
         """The values at the paths, in that order, as one. Without any path: the empty value."""
 
 
-def _is(kind: type, module: str, name: str) -> bool:
+def is_kind(kind: type, module: str, name: str) -> bool:
     """Whether ``kind`` is that class. A library that nobody has imported is not imported to find out."""
     known = getattr(sys.modules.get(module), name, None)
     return isinstance(known, type) and isinstance(kind, type) and issubclass(kind, known)
-
-
-def _files(fs: Any, path: str, suffix: str) -> Iterator[str]:
-    """The file at the path or, where a writer such as Spark made a folder of it, the files in there."""
-    if not fs.isdir(path):
-        yield path
-        return
-    for file in sorted(fs.find(path)):
-        if file.endswith(suffix) and not file.rpartition("/")[2].startswith(("_", ".")):
-            yield file
 
 
 def _tables(fs: Any, paths: Sequence[str], suffix: str) -> pa.Table:
@@ -70,10 +74,28 @@ def _tables(fs: Any, paths: Sequence[str], suffix: str) -> pa.Table:
 
     tables: list[pa.Table] = []
     for path in paths:
-        for file in _files(fs, path, suffix):
-            with fs.open(file, "rb") as stream:
-                tables.append(pq.ParquetFile(stream).read())
+        if fs.isdir(path):
+            tables.append(_folder(fs, path))
+            continue
+        with fs.open(path, "rb") as stream:
+            tables.append(pq.ParquetFile(stream).read())
     return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+
+
+def _folder(fs: Any, path: str) -> pa.Table:
+    """What Spark wrote: the files that were published, with the columns that are in the names of their folders."""
+    import pyarrow.dataset as ds
+
+    from omnirelay_dagster.spark.output_files import arrow_schema, read_note
+
+    note = read_note(fs, path)
+    schema, partitions = arrow_schema(note)
+    files = [f"{path}/{file['path']}" for file in note["files"]]
+    partitioning = ds.partitioning(partitions, flavor="hive") if partitions.names else None
+    found = ds.dataset(
+        files, schema=schema, format="parquet", filesystem=fs, partitioning=partitioning, partition_base_dir=path
+    )
+    return found.to_table()
 
 
 class PandasHandler(TypeHandler):
@@ -83,7 +105,7 @@ class PandasHandler(TypeHandler):
     suffix = ".parquet"
 
     def matches(self, kind: type) -> bool:
-        return _is(kind, "pandas", "DataFrame")
+        return is_kind(kind, "pandas", "DataFrame")
 
     def write(self, value: pd.DataFrame, fs: Any, path: str) -> int:
         row_numbers = value.index.nlevels == 1 and value.index.name is None and value.index.dtype.kind in "iu"
@@ -110,7 +132,7 @@ class ArrowHandler(TypeHandler):
     suffix = ".parquet"
 
     def matches(self, kind: type) -> bool:
-        return _is(kind, "pyarrow", "Table")
+        return is_kind(kind, "pyarrow", "Table")
 
     def write(self, value: pa.Table, fs: Any, path: str) -> int:
         import pyarrow.parquet as pq
@@ -130,7 +152,7 @@ class PolarsHandler(TypeHandler):
     suffix = ".parquet"
 
     def matches(self, kind: type) -> bool:
-        return _is(kind, "polars", "DataFrame")
+        return is_kind(kind, "polars", "DataFrame")
 
     def write(self, value: pl.DataFrame, fs: Any, path: str) -> int:
         buffer = io.BytesIO()
@@ -142,9 +164,17 @@ class PolarsHandler(TypeHandler):
     def read(self, fs: Any, paths: Sequence[str]) -> pl.DataFrame:
         import polars as pl
 
-        files = [file for path in paths for file in _files(fs, path, self.suffix)]
-        frames = [pl.read_parquet(io.BytesIO(fs.cat_file(file))) for file in files]
+        frames = [self._frame(fs, path) for path in paths]
         return pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
+
+    def _frame(self, fs: Any, path: str) -> pl.DataFrame:
+        import polars as pl
+
+        if not fs.isdir(path):
+            return pl.read_parquet(io.BytesIO(fs.cat_file(path)))
+        frame = pl.from_arrow(_folder(fs, path))
+        assert isinstance(frame, pl.DataFrame)
+        return frame
 
 
 class JsonHandler(TypeHandler):
