@@ -1,0 +1,75 @@
+"""Leased Spark work through Spark Connect, on executors of their own: steps share the server, and survive kills."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.spark.killing import ConnectServer, Fabric
+from tests.spark.leasing import until
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    server = ConnectServer(tmp_path_factory.mktemp("connect"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def fabric(server: ConnectServer, tmp_path: Path) -> Iterator[Fabric]:
+    fabric = Fabric(tmp_path, {"spark.remote": server.url})
+    yield fabric
+    fabric.close()
+
+
+def test_a_killed_step_publishes_nothing_and_the_next_run_everything(fabric: Fabric) -> None:
+    """Its work goes on in the server for a while. Whatever it writes, nobody reads."""
+    fabric.hold_back()
+    killed = fabric.start()
+    fabric.wait_for_tasks()
+    os.kill(fabric.step(), signal.SIGKILL)
+    assert not fabric.ended_well(killed)
+    until(lambda: fabric.queue.sweep().expired == fabric.items)
+    assert fabric.published() == []
+    fabric.let_go()
+    assert fabric.ended_well(fabric.start()), fabric.log()
+    assert fabric.published() == fabric.expected()
+    assert {status.attempt for status in fabric.queue.inspect(range(1, fabric.items + 1))} == {2}
+    applications = re.findall(r"on application (\S+)", fabric.log())
+    assert len(applications) >= 2
+    assert len(set(applications)) == 1  # both steps, in processes of their own, ran on one Spark application
+
+
+def test_a_step_outlives_its_killed_run_and_publishes_once(fabric: Fabric) -> None:
+    fabric.hold_back()
+    run = fabric.start()
+    fabric.wait_for_tasks()
+    step = fabric.step()
+    os.kill(run.pid, signal.SIGKILL)
+    assert not fabric.ended_well(run)
+    assert psutil.pid_exists(step)
+    fabric.let_go()
+    until(lambda: fabric.queue.stats().completed == fabric.items)
+    assert fabric.published() == fabric.expected()
+    assert fabric.queue.stats().pending == 0
+
+
+def test_a_terminated_run_stops_its_work_on_the_executors(fabric: Fabric) -> None:
+    fabric.hold_back()
+    run = fabric.start()
+    workers = fabric.wait_for_tasks()
+    run.send_signal(signal.SIGTERM)
+    until(lambda: fabric.queue.stats().pending == fabric.items)
+    until(lambda: not any(psutil.pid_exists(worker) for worker in workers))
+    assert not fabric.ended_well(run)
+    assert {status.attempt for status in fabric.queue.inspect(range(1, fabric.items + 1))} == {0}
+    assert fabric.published() == []

@@ -1,0 +1,57 @@
+"""Leased Spark work on a classic session whose executors are processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from omnirelay_dagster.doctor import prepare_environment
+from tests.spark.killing import Fabric, executors, spark_home
+from tests.spark.leasing import until
+
+pytestmark = pytest.mark.timeout(600)
+
+SPARK = {
+    "spark.master": "local-cluster[2,1,1024]",
+    "spark.executor.memory": "512m",
+    "spark.driver.memory": "512m",
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+@pytest.fixture
+def fabric(tmp_path: Path) -> Iterator[Fabric]:
+    prepare_environment()
+    home = spark_home(tmp_path / "spark-home")
+    fabric = Fabric(tmp_path, SPARK, SPARK_HOME=str(home), SPARK_LOCAL_DIRS=str(tmp_path / "local"))
+    yield fabric
+    fabric.close()
+
+
+def test_a_killed_executor_costs_nothing_and_a_killed_step_takes_its_executors_along(fabric: Fabric) -> None:
+    fabric.hold_back()
+    killed = fabric.start()
+    tasks = len(fabric.wait_for_tasks())
+    step = fabric.step()
+    until(lambda: len(executors(step)) == 2)
+    orphans = executors(step)
+    os.kill(step, signal.SIGKILL)
+    assert not fabric.ended_well(killed)
+    until(lambda: not any(orphan.is_running() and orphan.status() != psutil.STATUS_ZOMBIE for orphan in orphans))
+    until(lambda: fabric.queue.sweep().expired == fabric.items)
+
+    run = fabric.start()
+    fabric.wait_for_tasks(more_than=tasks)
+    until(lambda: executors(fabric.step()))
+    os.kill(executors(fabric.step())[0].pid, signal.SIGKILL)
+    fabric.let_go()
+    assert fabric.ended_well(run), fabric.log()
+    assert fabric.published() == fabric.expected()
+    assert {status.attempt for status in fabric.queue.inspect(range(1, fabric.items + 1))} == {2}
+    assert "Spark: " in fabric.log()
