@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _TIMESTAMPS = "spark.sql.parquet.outputTimestampType"
+_PATTERN = re.compile(r"[\\{}\[\]*?]")
 _LAYOUT = 3  # folders between an asset's and a partitioned output: partition, lease, part
 _IN_HADOOP = {"file": "file", "local": "file", "s3": "s3a", "s3a": "s3a", "gs": "gs", "gcs": "gs", "hdfs": "hdfs"}
 _IN_HADOOP |= {"abfs": "abfs", "abfss": "abfss", "az": "abfs", "adl": "adl", "webhdfs": "webhdfs", "viewfs": "viewfs"}
@@ -78,12 +80,12 @@ class SparkHandler(TypeHandler):
 def _scan(spark: SparkSession, fs: Any, outputs: Sequence[OutputFiles], schema: StructType) -> DataFrame:
     """One scan over the files of outputs that are partitioned alike."""
     files = [f"{output.path}/{file}".rstrip("/") for output in outputs for file in output.files]
-    # the names are names, not patterns, whatever signs they have
-    reader = spark.read.schema(schema).option("__globPaths__", "false")
+    reader = spark.read.schema(schema)
     if outputs[0].partition_by:
         above = outputs[0].path.split("/")[:-_LAYOUT]
         reader = reader.option("basePath", hadoop_path(fs, "/".join(above)))
-    frame = reader.parquet(*(hadoop_path(fs, file) for file in files))
+    # the names are names, not patterns, whatever signs they have
+    frame = reader.parquet(*(_PATTERN.sub(r"\\\g<0>", hadoop_path(fs, file)) for file in files))
     return frame.select(*("`" + name.replace("`", "``") + "`" for name in schema.names))
 
 

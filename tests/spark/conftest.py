@@ -35,7 +35,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def landing(tmp_path: Path) -> Iterator[LeaseQueueResource]:
-    resource = LeaseQueueResource(url=f"sqlite:///{tmp_path}/fabric.db", namespace="landing", retry_delay=0.0)
+    url = f"sqlite:///{tmp_path}/fabric.db"
+    resource = LeaseQueueResource(url=url, namespace="landing", retry_delay=0.0, lease_duration=600.0)
     yield resource
     resource.get_queue().close()
 

@@ -14,7 +14,7 @@ import pytest
 from tests.spark.killing import ConnectServer, Fabric
 from tests.spark.leasing import until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

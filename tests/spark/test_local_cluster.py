@@ -14,7 +14,7 @@ from omnirelay_dagster.doctor import prepare_environment
 from tests.spark.killing import Fabric, executors, spark_home
 from tests.spark.leasing import until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 SPARK = {
     "spark.master": "local-cluster[2,1,1024]",
