@@ -94,6 +94,9 @@ class FencedIOManager(dg.ConfigurableIOManager):
             batch.raise_if_lost(error)
             give_up(batch, error)  # Dagster does not tell the asset, so its items learn of the error here
             raise
+        except BaseException as error:
+            batch.close_spark_groups(error)  # interrupted: the asset is told too late to stop the executors in time
+            raise
         if published is not None:
             context.add_output_metadata(_metadata(published))
 

@@ -84,18 +84,20 @@ def _tables(fs: Any, paths: Sequence[str], suffix: str) -> pa.Table:
 
 def _folder(fs: Any, path: str) -> pa.Table:
     """What Spark wrote: the files that were published, with the columns that are in the names of their folders."""
+    import pyarrow as pa
     import pyarrow.dataset as ds
 
-    from omnirelay_dagster.spark.output_files import arrow_schema, read_note
+    from omnirelay_dagster.spark.output_files import partition_columns, read_note
 
     note = read_note(fs, path)
-    schema, partitions = arrow_schema(note)
+    names = [field["name"] for field in note["schema"]["fields"]]
     files = [f"{path}/{file['path']}" for file in note["files"]]
-    partitioning = ds.partitioning(partitions, flavor="hive") if partitions.names else None
-    found = ds.dataset(
-        files, schema=schema, format="parquet", filesystem=fs, partitioning=partitioning, partition_base_dir=path
-    )
-    return found.to_table()
+    if not files:  # an empty output that is partitioned
+        return pa.table({name: pa.nulls(0) for name in names})
+    columns = partition_columns(note)
+    partitioning = ds.partitioning(columns, flavor="hive") if columns.names else None
+    found = ds.dataset(files, format="parquet", filesystem=fs, partitioning=partitioning, partition_base_dir=path)
+    return found.to_table(names)
 
 
 class PandasHandler(TypeHandler):

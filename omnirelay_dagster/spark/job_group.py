@@ -55,6 +55,8 @@ class ContextJobs:
         self._context.setJobGroup(self._name, self._description, interruptOnCancel=True)
 
     def leave(self, interrupted: bool) -> None:
+        if self._stopped():
+            return
         if interrupted:
             self._hang_up()
         for key, value in self._before.items():
@@ -69,7 +71,12 @@ class ContextJobs:
             connection.close()
 
     def cancel(self) -> None:
-        self._context.cancelJobGroup(self._name)
+        if not self._stopped():
+            self._context.cancelJobGroup(self._name)
+
+    def _stopped(self) -> bool:
+        """Whether the body has stopped the session, and all that ran on it with it."""
+        return self._context._jsc is None
 
 
 class ConnectJobs:

@@ -98,14 +98,21 @@ def read_note(fs: Any, path: str) -> dict[str, Any]:
     return note
 
 
-def arrow_schema(note: dict[str, Any]) -> tuple[pa.Schema, pa.Schema]:
-    """The columns of such a folder as Arrow has them: all, and those that it is partitioned by."""
+def partition_columns(note: dict[str, Any]) -> pa.Schema:
+    """The columns that such a folder is partitioned by, as Arrow has them. Works where there is no Spark."""
     import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructType
 
-    schema = to_arrow_schema(StructType.fromJson(note["schema"]), timezone="UTC")
-    return schema, pa.schema([schema.field(name) for name in note["partition_by"]])
+    kinds = {
+        "string": pa.string(),
+        "date": pa.date32(),
+        "boolean": pa.bool_(),
+        "byte": pa.int8(),
+        "short": pa.int16(),
+        "integer": pa.int32(),
+        "long": pa.int64(),
+    }
+    types = {field["name"]: field["type"] for field in note["schema"]["fields"]}
+    return pa.schema([(name, kinds[types[name]]) for name in note["partition_by"]])
 
 
 def _below(path: str, file: str) -> str:

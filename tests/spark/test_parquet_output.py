@@ -15,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from dagster_pyspark import LazyPySparkResource
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -194,6 +195,42 @@ def test_an_empty_frame_is_an_output(spark: SparkSession, fenced: FencedIOManage
     assert publish(fenced, spark.range(0)).rows == 0
     loaded = fenced.load("bronze", DataFrame)
     assert (loaded.columns, loaded.count()) == (["id"], 0)
+
+
+def test_an_empty_partitioned_frame_is_an_output(spark: SparkSession, fenced: FencedIOManager) -> None:
+    frame = spark.createDataFrame([(1, "x")], "id INT, day STRING")
+    assert publish(fenced, frame.where("id > 1"), partition_by="day").rows == 0
+    assert fenced.load("bronze", DataFrame).dtypes == [("id", "int"), ("day", "string")]
+    assert fenced.load("bronze", DataFrame).count() == 0
+    publish(fenced, frame, partition_by="day")
+    assert fenced.load("bronze", pa.Table).to_pylist() == [{"id": 1, "day": "x"}]
+    assert rows(fenced.load("bronze", DataFrame)) == [(1, "x")]
+
+
+def test_an_input_gets_its_session_from_the_managers_resource(
+    spark: SparkSession, tmp_path: Path, landing: LeaseQueueResource
+) -> None:
+    asked = []
+
+    class Asked(LazyPySparkResource):
+        @property
+        def spark_session(self) -> Any:
+            asked.append(1)
+            return super().spark_session
+
+    pyspark = Asked(spark_config={})
+    fenced = FencedIOManager(base_path=str(tmp_path / "out"), queue=landing, spark=pyspark)
+    publish(fenced, spark.range(2))
+
+    @dg.asset
+    def silver(bronze: DataFrame) -> int:
+        return bronze.count()
+
+    bronze = dg.AssetSpec("bronze", metadata={"dagster/io_manager_key": "fenced"})
+    resources = {"fenced": fenced, "landing": landing, "pyspark": pyspark, "io_manager": dg.mem_io_manager}
+    result = dg.materialize([bronze, silver], resources=resources, instance=dg.DagsterInstance.ephemeral())
+    assert result.output_for_node("silver") == 2
+    assert asked
 
 
 def test_vacuum_knows_spark_outputs(spark: SparkSession, fenced: FencedIOManager) -> None:
