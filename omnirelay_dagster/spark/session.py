@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import signal
 import sys
 import threading
@@ -22,12 +24,31 @@ def session_of(given: Any) -> SparkSession:
     if is_session(given):
         return given  # type: ignore[no-any-return]
     if is_resource(given):
+        if "spark.remote" in given.spark_config or os.environ.get("SPARK_REMOTE"):
+            check_connect()
         with _interrupts_kept():
             return given.spark_session  # type: ignore[no-any-return]
     raise TypeError(
         f"spark: a {type(given).__module__}.{type(given).__qualname__} is no Spark session; give a SparkSession, or "
         "dagster-pyspark's PySparkResource or LazyPySparkResource"
     )
+
+
+def check_connect() -> None:
+    """Raise if a client of Spark Connect lacks packages. PySpark itself ends the process in a step of Dagster's."""
+    packages = {"grpc": "grpcio", "grpc_status": "grpcio-status", "google.rpc": "googleapis-common-protos"}
+    missing = [package for module, package in (packages | {"zstandard": "zstandard"}).items() if not _there(module)]
+    if missing:
+        raise ImportError(
+            f"Spark Connect needs {', '.join(missing)}, not installed here: pip install 'pyspark[connect]'"
+        )
+
+
+def _there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package it would be in
+        return False
 
 
 def active_session() -> SparkSession:

@@ -84,7 +84,11 @@ class ConnectServer:
         environ = {**os.environ, "SPARK_HOME": str(home)}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT, cwd=folder)
-        until(self._listens, 500)
+        try:
+            until(self._listens, 500)
+        except BaseException:
+            self.stop()
+            raise
 
     def _listens(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()

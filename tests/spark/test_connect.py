@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from omnirelay_dagster.spark.session import check_connect
 from tests.spark.killing import ConnectServer, Fabric
 from tests.spark.leasing import until
 
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    check_connect()
     server = ConnectServer(tmp_path_factory.mktemp("connect"))
     yield server
     server.stop()
