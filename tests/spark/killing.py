@@ -113,6 +113,7 @@ class Fabric:
 
     def __init__(self, home: Path, spark: dict[str, Any], items: int = 10, **environ: str) -> None:
         self.home, self.items = home, items
+        self.shares_a_server = "spark.remote" in spark
         for folder in ("dagster", "tasks"):
             (home / folder).mkdir()
         (home / "dagster" / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")

@@ -1,4 +1,7 @@
-"""Leased Spark work through Spark Connect, on executors of their own: steps share the server, and survive kills."""
+"""Leased Spark work whose step, run worker or whole run is ended by force, on a session of its own and on Spark Connect.
+
+The Connect server runs on ``local-cluster``, with executors in processes of their own, and serves all of the steps.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from omnirelay_dagster.doctor import prepare_environment
 from omnirelay_dagster.spark.session import check_connect
 from tests.spark.killing import ConnectServer, Fabric
 from tests.spark.leasing import until
@@ -26,15 +30,29 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
     server.stop()
 
 
-@pytest.fixture
-def fabric(server: ConnectServer, tmp_path: Path) -> Iterator[Fabric]:
-    fabric = Fabric(tmp_path, {"spark.remote": server.url})
+LOCAL = {
+    "spark.master": "local[2]",
+    "spark.driver.memory": "512m",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+@pytest.fixture(params=["classic", "connect"])
+def fabric(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fabric]:
+    if request.param == "connect":
+        server: ConnectServer = request.getfixturevalue("server")
+        fabric = Fabric(tmp_path, {"spark.remote": server.url})
+    else:
+        prepare_environment()
+        fabric = Fabric(tmp_path, LOCAL)
     yield fabric
     fabric.close()
 
 
 def test_a_killed_step_publishes_nothing_and_the_next_run_everything(fabric: Fabric) -> None:
-    """Its work goes on in the server for a while. Whatever it writes, nobody reads."""
+    """On Connect its work goes on in the server for a while. Whatever it writes, nobody reads."""
     fabric.hold_back()
     killed = fabric.start()
     fabric.wait_for_tasks()
@@ -48,7 +66,8 @@ def test_a_killed_step_publishes_nothing_and_the_next_run_everything(fabric: Fab
     assert {status.attempt for status in fabric.queue.inspect(range(1, fabric.items + 1))} == {2}
     applications = re.findall(r"on application (\S+)", fabric.log())
     assert len(applications) >= 2
-    assert len(set(applications)) == 1  # both steps, in processes of their own, ran on one Spark application
+    if fabric.shares_a_server:  # both steps, in processes of their own, ran on one Spark application
+        assert len(set(applications)) == 1
 
 
 def test_a_step_outlives_its_killed_run_and_publishes_once(fabric: Fabric) -> None:
