@@ -140,7 +140,7 @@ class Fabric:
 
     def wait_for_tasks(self, more_than: int = 0) -> list[int]:
         """The Python workers of Spark that are at work for us, once there are some."""
-        until(lambda: len(list((self.home / "tasks").iterdir())) > more_than, 240)
+        until(lambda: len(list((self.home / "tasks").iterdir())) > more_than, 500)
         return [int(path.name.partition("-")[0]) for path in (self.home / "tasks").iterdir()]
 
     def step(self) -> int:
@@ -150,7 +150,7 @@ class Fabric:
         return (self.home / "run.log").read_text()
 
     def ended_well(self, run: subprocess.Popen[bytes]) -> bool:
-        return run.wait(280) == 0
+        return run.wait(500) == 0
 
     def published(self) -> list[tuple[int, int]]:
         """The rows that anybody would load, in order."""

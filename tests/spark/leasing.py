@@ -40,7 +40,7 @@ def publish(fenced: FencedIOManager, value: Any, asset: str = "bronze", **more: 
     return fenced.publish(output(asset, **more), take(fenced.queue.get_queue()), value)
 
 
-def until(true: Callable[[], Any], seconds: float = 120.0) -> None:
+def until(true: Callable[[], Any], seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not come to pass in time"

@@ -44,10 +44,11 @@ def running(spark: SparkSession, group: str) -> bool:
     return bool(set(tracker.getActiveJobsIds()) & set(tracker.getJobIdsForGroup(group)))
 
 
-def take_away(queue: LeaseQueue, lease_id: str) -> None:
-    """Somebody else fails the items, with the tokens of their holder: the next heartbeat is refused."""
-    held = [lease.token for lease in queue.leases() if lease.token.lease_id == lease_id]
-    queue.fail(held, "taken away", delay=0)
+def take_away(landing: LeaseQueueResource, lease_id: str) -> None:
+    """Another process fails the items, with the tokens of their holder: the next heartbeat is refused."""
+    with LeaseQueue.open(landing.url, "landing") as queue:
+        held = [lease.token for lease in queue.leases() if lease.token.lease_id == lease_id]
+        queue.fail(held, "taken away", delay=0)
 
 
 def property_of(spark: SparkSession) -> str | None:
@@ -174,7 +175,7 @@ def test_a_lost_lease_cancels_the_jobs_and_is_named_as_the_cause(
     def bronze(batch: LeasedBatch, pyspark: PySparkResource) -> int:
         seen["group"] = group_name("landing", batch.id)
         thief = threading.Thread(
-            target=lambda: (until(lambda: running(spark, seen["group"])), take_away(batch.queue, batch.id))
+            target=lambda: (until(lambda: running(spark, seen["group"])), take_away(landing, batch.id))
         )
         thief.start()
         try:
@@ -209,8 +210,10 @@ def test_a_lease_lost_while_the_output_is_written(spark: SparkSession, fenced: F
     @leased_asset(queue="landing", io_manager_key="fenced")
     def bronze(batch: LeasedBatch) -> DataFrame:
         batch.spark_group(spark)
-        name, queue = group_name("landing", batch.id), batch.queue
-        threading.Thread(target=lambda: (until(lambda: running(spark, name)), take_away(queue, batch.id))).start()
+        name = group_name("landing", batch.id)
+        threading.Thread(
+            target=lambda: (until(lambda: running(spark, name)), take_away(fenced.queue, batch.id))
+        ).start()
         return endless(spark)
 
     result = run(bronze, fenced.queue, fenced=fenced)

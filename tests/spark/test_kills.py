@@ -1,4 +1,4 @@
-"""Leased Spark work whose step, run worker or whole run is ended by force, on a session of its own and on Spark Connect.
+"""Leased Spark work whose step, run worker or whole run is ended by force, on its own session and on Spark Connect.
 
 The Connect server runs on ``local-cluster``, with executors in processes of their own, and serves all of the steps.
 """
