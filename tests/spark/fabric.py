@@ -38,7 +38,7 @@ def bronze(context: dg.AssetExecutionContext, batch: LeasedBatch, pyspark: LazyP
 
 
 landing = LeaseQueueResource(
-    url=f"sqlite:///{HOME}/fabric.db", namespace="landing", lease_duration=6.0, retry_delay=0.0
+    url=f"sqlite:///{HOME}/fabric.db", namespace="landing", lease_duration=10.0, retry_delay=0.0
 )
 defs = dg.Definitions(
     assets=[bronze],

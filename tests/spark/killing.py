@@ -117,7 +117,7 @@ class Fabric:
         for folder in ("dagster", "tasks"):
             (home / folder).mkdir()
         (home / "dagster" / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
-        config = QueueConfig(lease_duration=6.0, retry_delay=0)
+        config = QueueConfig(lease_duration=10.0, retry_delay=0)
         self.queue = LeaseQueue.open(f"sqlite:///{home}/fabric.db", "landing", config)
         self.queue.enqueue([WorkItem("file", f"f{n}") for n in range(items)])
         self.environ = {"FABRIC_HOME": str(home), "FABRIC_SPARK": json.dumps(spark), **environ}

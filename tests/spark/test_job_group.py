@@ -167,7 +167,7 @@ def test_what_is_no_session_is_refused(landing: LeaseQueueResource) -> None:
 def test_a_lost_lease_cancels_the_jobs_and_is_named_as_the_cause(
     spark: SparkSession, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    landing = LeaseQueueResource(url=f"sqlite:///{tmp_path}/fabric.db", namespace="landing", lease_duration=3.0)
+    landing = LeaseQueueResource(url=f"sqlite:///{tmp_path}/fabric.db", namespace="landing", lease_duration=10.0)
     enqueue(landing, "a")
     seen: dict[str, Any] = {}
 
@@ -203,7 +203,7 @@ def test_a_lost_lease_cancels_the_jobs_and_is_named_as_the_cause(
 def test_a_lease_lost_while_the_output_is_written(spark: SparkSession, fenced: FencedIOManager) -> None:
     fenced = FencedIOManager(
         base_path=fenced.base_path,
-        queue=LeaseQueueResource(url=fenced.queue.url, namespace="landing", lease_duration=3.0),
+        queue=LeaseQueueResource(url=fenced.queue.url, namespace="landing", lease_duration=10.0),
     )
     enqueue(fenced.queue, "a")
 
