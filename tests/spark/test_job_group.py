@@ -139,12 +139,13 @@ def test_the_same_for_ops_and_for_resources_by_key(spark: SparkSession, landing:
     assert seen == [True]
 
 
-def test_without_work_a_lazy_resource_starts_nothing(landing: LeaseQueueResource) -> None:
-    class Untouched(LazyPySparkResource):
-        @property
-        def spark_session(self) -> Any:
-            raise AssertionError("there was no work")
+class Untouched(LazyPySparkResource):
+    @property
+    def spark_session(self) -> Any:
+        raise AssertionError("there was no work")
 
+
+def test_without_work_a_lazy_resource_starts_nothing(landing: LeaseQueueResource) -> None:
     @leased_asset(queue="landing")
     def bronze(batch: LeasedBatch, pyspark: Untouched) -> None:
         raise AssertionError("there was no work")
