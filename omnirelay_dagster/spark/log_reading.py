@@ -23,7 +23,8 @@ from omnirelay_dagster.spark.log_columns import LogDocument
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _HEAD = "SELECT ns, number, pruned, queue_id FROM omnirelay_head WHERE namespace = ?"
-# the inner query finds the row in which the range ends by its index; without it the last page would read to the log's end
+# The inner query finds the row in which the range ends by its index: without it the last page would read to the log's
+# end.
 _PAGE = (
     "SELECT last, first, {document} FROM omnirelay_log WHERE ns = ? AND last > ? "
     "AND last <= (SELECT min(last) FROM omnirelay_log WHERE ns = ? AND last >= ?) ORDER BY last LIMIT ?"
@@ -203,7 +204,7 @@ class AdbcRows:
 
     @classmethod
     def postgresql(cls, uri: str) -> AdbcRows:
-        from adbc_driver_postgresql import dbapi
+        from adbc_driver_postgresql import dbapi  # type: ignore[import-untyped,unused-ignore]
 
         rows = cls(dbapi.connect(uri, autocommit=True), numbered=True)
         with rows._connection.cursor() as cursor:

@@ -32,9 +32,7 @@ class Column(NamedTuple):
 
 _STRING, _LONG, _INT, _MOMENT = StringType(), LongType(), IntegerType(), TimestampType()
 _MAP = MapType(_STRING, _STRING)
-_ERRORS = ArrayType(
-    StructType().add("attempt", _INT).add("at", _MOMENT).add("error", _STRING).add("peer_id", _STRING)
-)
+_ERRORS = ArrayType(StructType().add("attempt", _INT).add("at", _MOMENT).add("error", _STRING).add("peer_id", _STRING))
 
 COLUMNS = (
     Column("namespace", _STRING, "the queue"),

@@ -73,7 +73,7 @@ class LogSource(DataSource):
         check_schema(schema)
         return LogReader(self._given, schema)
 
-    def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802
+    def streamReader(self, schema: StructType) -> LogStreamReader:
         check_schema(schema)
         return LogStreamReader(self._given, schema)
 
@@ -126,7 +126,7 @@ class _RangeReading:
 class LogReader(_RangeReading, DataSourceReader):
     """A range of the log, fixed when the query is planned."""
 
-    def partitions(self) -> list[LogRange]:  # type: ignore[override]
+    def partitions(self) -> list[LogRange]:
         head = self.head()
         lowest, highest = self.bounds(head)
         return self.cut(head.ns, lowest, highest)
@@ -146,7 +146,7 @@ class FilteringLogReader(LogReader):
         self.lowest: int | None = None
         self.highest: int | None = None
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         for each in filters:
             match each:
                 case EqualTo(("type",), str(value)):
@@ -199,18 +199,18 @@ class LogStreamReader(_RangeReading, DataSourceStreamReader, SupportsTriggerAvai
         super().__init__(options, schema)
         self._until: int | None = None
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+    def initialOffset(self) -> dict[str, int]:
         return _offset(self.options.first(self.head()) - 1)
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> ReadLimit:
         most = self.options.max_events_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+    def prepareForTriggerAvailableNow(self) -> None:
         """What is there now is all that this run of the stream is to read."""
         self._until = self._end(self.head())
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         head, after = self.head(), start["sequence_number"]
         if after > head.number:
             raise InvalidInput(
@@ -229,7 +229,7 @@ class LogStreamReader(_RangeReading, DataSourceStreamReader, SupportsTriggerAvai
         asked = self.options.to_sequence
         return head.number if asked is None else min(asked, head.number)
 
-    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
+    def reportLatestOffset(self) -> dict[str, int]:
         return _offset(self._end(self.head()))
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[LogRange]:
