@@ -141,6 +141,17 @@ def resolve(url: str) -> sa.URL:
     return parsed.set(**changed).update_query_dict(query)  # type: ignore[arg-type]
 
 
+def absolute(url: str) -> str:
+    """The URL with a relative path of a file made whole: other processes may look from elsewhere."""
+    parsed = None if _VARIABLE.search(url) else parse(url)
+    if parsed is None or not parsed.drivername.startswith("sqlite") or not parsed.database:
+        return url
+    if parsed.database.startswith((":", "file:")):
+        return url
+    whole = parsed.set(database=str(Path(parsed.database).absolute()))
+    return whole.render_as_string(hide_password=False)
+
+
 def _from_environment(match: re.Match[str]) -> str:
     value = os.environ.get(match[1])
     if value is None:
