@@ -129,6 +129,10 @@ def _ticks(findings: Findings) -> Table:
 
 def _targets(results: Results, targets: Sequence[Target]) -> Table:
     title = "Targets" + (" (quick run: small sizes, trust the full run)" if results.quick else "")
+    return targets_table(title, targets)
+
+
+def targets_table(title: str, targets: Sequence[Target]) -> Table:
     table = _table(title, "", "work needed", "reached verdict")
     for target in targets:
         reached = "" if target.reached is None else f"{target.reached:,.2f}"
