@@ -171,7 +171,7 @@ class FilteringLogReader(LogReader):
     def bounds(self, head: LogHead) -> tuple[int, int]:
         """As asked for by the options and, within that, by the filters: those may well ask for nothing."""
         options = self.options
-        lowest = 1 if options.from_sequence is None else options.from_sequence
+        lowest = head.pruned + 1 if options.from_sequence is None else options.from_sequence
         if self.lowest is not None and self.lowest > lowest:
             options = options._replace(from_sequence=min(self.lowest, head.number + 1))
         highest = options.last(head)
