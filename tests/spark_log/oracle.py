@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from lease_core import LeaseEvent
@@ -163,7 +163,3 @@ def percentile(values: list[int], share: float) -> float | None:
     place = share * (len(ordered) - 1)
     below, above = math.floor(place), math.ceil(place)
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
-def utc(moment: datetime | None) -> datetime | None:
-    return None if moment is None else moment.astimezone(UTC)

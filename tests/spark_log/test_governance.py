@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 
 from lease_core import LeaseQueue, WorkItem
@@ -16,7 +17,7 @@ from omnirelay_dagster.spark.governance.folding import Thresholds
 from omnirelay_dagster.spark.governance.stored import Manifest, Storage, UpdateConflict
 from tests.conformance.clock import FakeClock
 from tests.spark_log.histories import come_from_elsewhere, live
-from tests.spark_log.oracle import ACTIONS, Oracle, utc
+from tests.spark_log.oracle import ACTIONS, Oracle
 from tests.spark_log.rows import events_of
 
 LIMITS = Thresholds(window=timedelta(hours=12), min_leases=5, min_bounces=3)
@@ -44,28 +45,28 @@ def update(spark: Any, queue: LeaseQueue, storage: Path, **more: Any) -> Any:
     return bring_up_to_date(spark, url=url, namespace="main", storage=storage, thresholds=LIMITS, **more)
 
 
-def rows(spark: Any, storage: Path, table: str) -> list[dict[str, Any]]:
-    return [
-        {name: utc(value) if hasattr(value, "astimezone") else value for name, value in row.asDict().items()}
-        for row in read_table(spark, storage, table).collect()
-    ]
+def rows(storage: Path, table: str) -> list[dict[str, Any]]:
+    """The table as any reader of parquet sees it."""
+    files = table_files(storage, table)
+    found: list[dict[str, Any]] = pq.read_table(files, partitioning=None).to_pylist() if files else []
+    return found
 
 
-def check(spark: Any, queue: LeaseQueue, storage: Path) -> None:
+def check(queue: LeaseQueue, storage: Path) -> None:
     """All tables say what a plain pass over the events says."""
     oracle = Oracle(events_of(queue))
-    items = {row.pop("sequence_id"): row for row in rows(spark, storage, "item_history")}
+    items = {row.pop("sequence_id"): row for row in rows(storage, "item_history")}
     assert {row.pop("namespace") for row in items.values()} == {"main"}
     assert items == oracle.items
     keys = ("hour", "peer_id", "principal", "resource_type", "resource_id")
-    activity = rows(spark, storage, "peer_activity")
+    activity = rows(storage, "peer_activity")
     assert len(activity) == len(oracle.activity)
     assert {
         tuple(row[key] for key in keys): {n: row[n] for n in ("first_at", "last_at", *ACTIONS.values())}
         for row in activity
     } == oracle.activity
-    check_latency(spark, oracle, storage)
-    found = rows(spark, storage, "anomalies")
+    check_latency(oracle, storage)
+    found = rows(storage, "anomalies")
     told = {
         (row["kind"], *((row["peer_id"],) if row["peer_id"] else (row["resource_type"], row["resource_id"]))): (
             row["leases"],
@@ -78,8 +79,8 @@ def check(spark: Any, queue: LeaseQueue, storage: Path) -> None:
     assert {row["as_of"] for row in found} <= {oracle.as_of}
 
 
-def check_latency(spark: Any, oracle: Oracle, storage: Path) -> None:
-    told = {row["hour"]: row for row in rows(spark, storage, "lease_latency")}
+def check_latency(oracle: Oracle, storage: Path) -> None:
+    told = {row["hour"]: row for row in rows(storage, "lease_latency")}
     expected = oracle.latency()
     assert told.keys() == expected.keys()
     for hour, row in expected.items():
@@ -96,24 +97,26 @@ def test_the_tables_are_what_a_plain_pass_gives(
     live(queue, clock, seed=11, steps=90)
     first = update(spark, queue, storage, max_events=queue.stats().head // 2 + 1)
     assert (first.steps, first.events) == (2, queue.stats().head)
-    check(spark, queue, storage)
+    check(queue, storage)
     live(queue, clock, seed=12, steps=60)
     clock.advance(90_000)
     live(queue, clock, seed=13, steps=60)
     second = update(spark, queue, storage)
     assert second.manifest.watermark == queue.stats().head
-    check(spark, queue, storage)
-    seen = {row["outcome"] for row in rows(spark, storage, "item_history")}
+    check(queue, storage)
+    seen = {row["outcome"] for row in rows(storage, "item_history")}
     assert {"pending", "completed", "dead"} <= seen
     third = update(spark, queue, storage)
     assert (third.steps, third.events, third.manifest) == (0, 0, second.manifest)
     whole = tmp_path / "whole"
     update(spark, queue, whole)
     for table in ("item_history", "peer_activity", "lease_latency", "anomalies"):
-        once, stepwise = (sorted(map(repr, rows(spark, where, table))) for where in (whole, storage))
+        once, stepwise = (sorted(map(repr, rows(where, table))) for where in (whole, storage))
         assert once == stepwise
     files = table_files(storage, "item_history")
     totals = duckdb.sql("SELECT count(*), sum(attempts) FROM read_parquet(?)", params=[files]).fetchone()
+    frame = read_table(spark, storage, "item_history")
+    assert frame.count() == frame.select("sequence_id").distinct().count() == len(rows(storage, "item_history"))
     assert totals == (len(Oracle(events_of(queue)).items), sum(e.type == "LeaseGranted" for e in events_of(queue)))
 
 
@@ -133,7 +136,7 @@ def test_a_crash_at_any_point_loses_and_doubles_nothing(
             update(spark, queue, storage, probe=probe)
         assert (Storage(storage).current() == before) is (point != "after-commit")
     update(spark, queue, storage)
-    check(spark, queue, storage)
+    check(queue, storage)
     attempts = {path.name for path in (storage / "data").iterdir()}
     named = {
         path.split("/")[1] for t in Storage(storage).current().tables for path in Storage(storage).current().files(t)
@@ -156,7 +159,7 @@ def test_of_two_updates_at_once_one_starts_over(
     result = update(spark, queue, storage, probe=probe, log=said.append)
     assert any("made by another update" in line for line in said)
     assert (result.steps, result.manifest.version) == (0, 1)
-    check(spark, queue, storage)
+    check(queue, storage)
 
 
 def test_what_cannot_go_on_is_refused_with_the_reason(spark: Any, queue: LeaseQueue, tmp_path: Path) -> None:

@@ -162,5 +162,10 @@ def read_table(
 
 
 def load(spark: SparkSession, table: str, files: list[str]) -> DataFrame:
+    """The rows of some files of a table; of none, no rows."""
     schema = SCHEMAS[table]
-    return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
+    if files:
+        return spark.read.schema(schema).parquet(*files)
+    return spark.range(0).selectExpr(
+        *(f"CAST(NULL AS {field.dataType.simpleString()}) {field.name}" for field in schema)
+    )
