@@ -147,10 +147,11 @@ class Oracle:
                     found[kind, peer] = (leases, times)
         per_resource: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
         for (_, _peer, _principal, *resource), row in recent.items():
-            per_resource[resource[0], resource[1]][0] += row["leased"]
-            per_resource[resource[0], resource[1]][1] += row["failed"] + row["expired"] + row["released"]
+            bounced = row["failed"] + row["expired"] + row["released"]
+            per_resource[resource[0], resource[1]][0] += row["completed"] + bounced
+            per_resource[resource[0], resource[1]][1] += bounced
         for resource, (leases, times) in per_resource.items():
-            if times >= bounces and (not leases or times / leases >= 0.5):
+            if times >= bounces and times / leases >= 0.5:
                 found["resource_bouncing", *resource] = (leases, times)
         return found
 

@@ -34,8 +34,8 @@ _FINISHED = ("completed", "dead", "drained", "purged")
 
 class Thresholds(NamedTuple):
     """What stands out. A peer: over ``window``, of at least ``min_leases`` it ended, its rate of failures or expiries
-    is ``min_excess`` above that of all others and ``min_score`` standard errors away. A resource: at least
-    ``min_bounces`` of its leases, and half of them, did not end in a completion."""
+    is ``min_excess`` above that of all others and ``min_score`` standard errors away. A resource: of the leases on it
+    that ended, at least ``min_bounces``, and half of them, did not end in a completion."""
 
     window: timedelta = timedelta(days=7)
     min_leases: int = 10
@@ -265,14 +265,13 @@ _RATED = ("leases", "times", "rate", "baseline", "score", "first_at", "last_at")
 def _bouncing(recent: DataFrame, limits: Thresholds) -> DataFrame:
     """Resources whose leases mostly end without a completion."""
     each = recent.groupBy("namespace", "resource_type", "resource_id").agg(
-        F.sum("leased").alias("leases"),
+        F.sum(F.expr("completed + failed + expired + released")).alias("leases"),
         F.sum(F.expr("failed + expired + released")).alias("times"),
         F.min("first_at").alias("first_at"),
         F.max("last_at").alias("last_at"),
     )
-    rate = F.when(F.col("leases") > 0, F.col("times") / F.col("leases"))
     return (
-        each.withColumn("rate", rate)
-        .where((F.col("times") >= limits.min_bounces) & (F.coalesce("rate", F.lit(1.0)) >= 0.5))
+        each.where((F.col("times") >= limits.min_bounces) & (F.col("times") * 2 >= F.col("leases")))
+        .withColumn("rate", F.col("times") / F.col("leases"))
         .withColumn("kind", F.lit("resource_bouncing"))
     )
