@@ -58,7 +58,7 @@ def governance_assets(
     ]
 
     @dg.multi_asset(name=f"{queue}_governance", specs=specs, required_resource_keys={queue, spark})
-    def governance(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+    def governance(context) -> Iterator[dg.MaterializeResult]:  # type: ignore[no-untyped-def, type-arg]
         resource = getattr(context.resources, queue)
         session = getattr(context.resources, spark).spark_session
         if reader is not None:
