@@ -15,28 +15,32 @@ Spark's own start is not counted; planning, workers and hand-over are. Each is w
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 
+from benchmarks import report
 from benchmarks.targets import Target
 from lease_core import LeaseQueue, QueueConfig, WorkItem
 from lease_core.log import Document
 from lease_core.model import to_datetime
 
+Times = dict[str, list[float]]
 NAMESPACE = "bench"
 BATCH = 100
 
 
-def fill(url: str, events: int, report: Callable[[int], None]) -> int:
+def fill(url: str, events: int, tell: Callable[[int], None]) -> int:
     """Work items through the queue until its log has at least this many events. Gives how many it has."""
     with LeaseQueue.open(url, NAMESPACE, QueueConfig(durability="relaxed")) as queue:
         for number in range(0, -(-events // 3), BATCH):
@@ -46,7 +50,7 @@ def fill(url: str, events: int, report: Callable[[int], None]) -> int:
             queue.enqueue(items, peer_id="producer", principal="ingest")
             leases = queue.lease("worker-1", BATCH, principal="etl")
             queue.complete([lease.token for lease in leases], result={"rows": number}, principal="etl")
-            report(3 * BATCH)
+            tell(3 * BATCH)
         return queue.stats().head
 
 
@@ -152,16 +156,22 @@ def register_tuples(spark: Any) -> None:
     spark.dataSource.register(TupleSource)
 
 
-def run(directory: Path, quick: bool, console: Console) -> list[Target]:
-    """Fill, read in turns, print; gives the targets."""
+def run(directory: Path, quick: bool, console: Console, results: Path) -> list[Target]:
+    """Fill, read in turns, show, and leave the numbers in ``results``."""
     events, rounds = (100_000, 2) if quick else (1_000_000, 3)
     cores = min(os.cpu_count() or 1, 8)
     url, table = f"sqlite:///{directory.absolute() / 'log.db'}", directory / "table.db"
     spark = _session(cores)
     try:
-        return _measure(spark, url, table, events, rounds, cores, console)
+        times = _measure(spark, url, table, events, rounds, cores, console)
     finally:
         spark.stop()
+    targets = _targets(times, cores)
+    console.print(report.targets_table("Spark log source", targets))
+    rates = {name: round(events / statistics.median(taken)) for name, taken in times.items()}
+    found = {"events": events, "events_per_second": rates, "targets": [asdict(target) for target in targets]}
+    (results / f"spark-log{'-quick' if quick else ''}.json").write_text(json.dumps(found, indent=1) + "\n")
+    return targets
 
 
 def _session(cores: int) -> Any:
@@ -183,7 +193,7 @@ def _session(cores: int) -> Any:
     return session
 
 
-def _measure(spark: Any, url: str, table: Path, events: int, rounds: int, cores: int, console: Console) -> list[Target]:
+def _measure(spark: Any, url: str, table: Path, events: int, rounds: int, cores: int, console: Console) -> Times:
     console.print(f"filling a log with {events:,} events")
     fill(url, events, lambda _: None)
     copy_as_table(url, table, events)
@@ -206,7 +216,7 @@ def _measure(spark: Any, url: str, table: Path, events: int, rounds: int, cores:
         f"row tuples, {cores} partitions": through_spark("omnirelay_log_tuples", cores),
         "documents only": lambda upto: fetch_documents(url, upto),
     }
-    times: dict[str, list[float]] = {name: [] for name in contenders}
+    times: Times = {name: [] for name in contenders}
     for read in contenders.values():
         read(events // 10)
     for number in range(1, rounds + 1):
@@ -216,10 +226,10 @@ def _measure(spark: Any, url: str, table: Path, events: int, rounds: int, cores:
             times[name].append(time.perf_counter() - started)
         told = "; ".join(f"{name} {events / taken[-1]:,.0f}/s" for name, taken in times.items())
         console.print(f"round {number}/{rounds}: {told}", highlight=False, markup=False)
-    return _targets(times, cores)
+    return times
 
 
-def _targets(times: dict[str, list[float]], cores: int) -> list[Target]:
+def _targets(times: Times, cores: int) -> list[Target]:
     one, many, raw, rows, _ = times.values()
 
     def ratio(slow: list[float], fast: list[float]) -> float:

@@ -62,8 +62,8 @@ def leased_asset(
     ``per_item=True`` calls the body once an item, with ``lease``: a poison item fails alone, and the output is the list
     of what the others returned. ``drain=True`` goes on, batch after batch, until the queue is empty, or after
     ``max_batches`` or ``max_seconds``; the body publishes each batch by itself or through a ``FencedIOManager``, and
-    the materialization links the last lease. ``by_partition=True`` leases only items whose ``partition_key`` is the run's partition;
-    otherwise a run takes what is next in line, whichever its partition.
+    the materialization links the last lease. ``by_partition=True`` leases only items whose ``partition_key`` is the
+    run's partition; otherwise a run takes what is next in line, whichever its partition.
     ``on_empty`` says what to do when there is no work: ``"skip"`` (no output), ``"wait"`` (up to ``wait`` seconds, then
     skip) or ``"fail"``. Every other argument is ``@dg.asset``'s own.
     """
