@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 
 from lease_core.errors import LeaseError, LeaseRefused
 
 SCHEMA_VERSION = 1
+
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+"""A time that says which zone it is in: one that doesn't is refused on reading, rather than guessed."""
 
 
 class Value(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -271,12 +274,13 @@ class LeaseEvent(Value, frozen=True):
     ``requeued`` says, of Failed, Expired and Restored, whether the item is pending again (else it is dead), and
     ``available_at`` from when on. ``attempt`` is how many it has used up. A Restored item brings its ``errors`` along.
     ``type`` is a plain string, so that a reader survives types it has never heard of.
+    ``schema_version`` is always written; an event that comes without one is from the first version.
     """
 
     namespace: str
     sequence_number: int
     type: str
-    timestamp: datetime
+    timestamp: Moment
     sequence_id: int | None = None
     token: LeaseToken | None = None
     item: WorkItem | None = None
@@ -286,14 +290,14 @@ class LeaseEvent(Value, frozen=True):
     result: Any = None
     pending: int = 0
     active: int = 0
-    expires_at: datetime | None = None
-    available_at: datetime | None = None
-    enqueued_at: datetime | None = None
+    expires_at: Moment | None = None
+    available_at: Moment | None = None
+    enqueued_at: Moment | None = None
     requeued: bool | None = None
     attempt: int | None = None
     errors: tuple[ErrorRecord, ...] = ()
     metadata: dict[str, str] = {}
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = msgspec.field(default_factory=lambda: _FIRST_VERSION)  # a factory's value is never left out
 
 
 @lru_cache(maxsize=4096)
@@ -308,4 +312,5 @@ def to_micros(moment: datetime) -> int:
     return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
 
 
+_FIRST_VERSION = 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -1,0 +1,99 @@
+"""A run of events on its way to a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from functools import cached_property
+
+from lease_core.errors import InvalidInput
+from lease_core.model import LeaseEvent
+from lease_core.replication.codec import decode_event, decode_events, encode_event
+
+
+class Batch:
+    """Events of one namespace in the order of the log, with their bytes, which are made once and shared.
+
+    ``first`` and ``last`` are sequence numbers. ``lines`` has each event as JSON without a line break; ``payload`` is
+    all of them as one text of lines. A batch is made of events or of lines; the other form comes when asked for.
+    """
+
+    def __init__(self, events: Sequence[LeaseEvent]) -> None:
+        if not events:
+            raise InvalidInput("events", "a batch needs at least one")
+        self.__dict__["events"] = events
+        self.namespace = events[0].namespace
+        self.first = events[0].sequence_number
+        self.last = events[-1].sequence_number
+
+    @classmethod
+    def of_lines(cls, namespace: str, first: int, lines: Sequence[bytes]) -> Batch:
+        """A batch of encoded events, numbered from ``first`` without a gap."""
+        if not lines:
+            raise InvalidInput("lines", "a batch needs at least one")
+        batch = cls.__new__(cls)
+        batch.__dict__["lines"] = lines
+        batch.namespace, batch.first, batch.last = namespace, first, first + len(lines) - 1
+        return batch
+
+    @cached_property
+    def events(self) -> Sequence[LeaseEvent]:
+        return decode_events(self.payload)
+
+    @cached_property
+    def lines(self) -> Sequence[bytes]:
+        return [encode_event(event) for event in self.events]
+
+    @cached_property
+    def payload(self) -> bytes:
+        return b"\n".join(self.lines) + b"\n"
+
+    @cached_property
+    def oldest(self) -> datetime:
+        """When its first event was committed."""
+        events: Sequence[LeaseEvent] | None = self.__dict__.get("events")
+        return (events[0] if events else decode_event(self.lines[0])).timestamp
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The sequence number of each event."""
+        if self.last - self.first + 1 == len(self):
+            return range(self.first, self.last + 1)
+        return [event.sequence_number for event in self.events]
+
+    def __len__(self) -> int:
+        return len(self.__dict__.get("lines") or self.events)
+
+    def __iter__(self) -> Iterator[LeaseEvent]:
+        return iter(self.events)
+
+    def __repr__(self) -> str:
+        return f"Batch({self.namespace!r}, {self.first} to {self.last})"
+
+    def after(self, number: int) -> Batch | None:
+        """What is left of it above ``number``; nothing, if that is all of it."""
+        if number < self.first:
+            return self
+        if number >= self.last:
+            return None
+        numbers = self.numbers
+        if isinstance(numbers, range):
+            return self._cut(number - self.first + 1, len(self))
+        return self._cut(next(index for index, each in enumerate(numbers) if each > number), len(self))
+
+    def head(self, size: int) -> Batch:
+        """Its first ``size`` events."""
+        return self if size >= len(self) else self._cut(0, size)
+
+    def halves(self) -> tuple[Batch, Batch]:
+        middle = len(self) // 2
+        return self._cut(0, middle), self._cut(middle, len(self))
+
+    def _cut(self, start: int, end: int) -> Batch:
+        numbers = self.numbers
+        part = Batch.__new__(Batch)
+        part.namespace, part.first, part.last = self.namespace, numbers[start], numbers[end - 1]
+        for form in ("events", "lines"):
+            if form in self.__dict__:
+                part.__dict__[form] = self.__dict__[form][start:end]
+        return part

@@ -1,0 +1,66 @@
+"""What the relay asks of its two ends: a source of events, and sinks that take them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+from lease_core.model import LeaseEvent
+from lease_core.replication.batch import Batch
+
+
+class EventSource(Protocol):
+    """Anything that gives events by cursor: a queue, a copy of its log, a hub.
+
+    A source may also have ``namespace``; ``event_lines(after, limit)``, which gives the same events encoded and is then
+    read instead; ``now()`` and ``stats().head``, for telling how far behind a sink is; and the methods of
+    ``Checkpoints``, to keep the sinks' places.
+    """
+
+    def events(self, after: int, limit: int) -> Sequence[LeaseEvent]:
+        """Up to ``limit`` events above number ``after``, in order and without a gap; none only at the end."""
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Where events go. One method and a name make a sink.
+
+    A sink may also have ``position(namespace)``, if it stores how far it has come together with the events: the number
+    of the last event that it holds, 0 for none, or None if it cannot tell. The relay then goes by that, so that nothing
+    is there twice however often the relay is killed. And ``close()``, called when the relay stops.
+    """
+
+    @property
+    def name(self) -> str:
+        """Under this name its checkpoint is kept, so it must stay the same."""
+
+    def deliver(self, batch: Batch) -> None:
+        """Take the batch, durably, before returning. The same events may come again after a crash.
+
+        Raises ``RefusedForGood`` for what it will never take. Any other error is retried, after a pause.
+        """
+
+
+@runtime_checkable
+class HoldsPosition(Protocol):
+    """A sink that knows by itself how far it has come."""
+
+    def position(self, namespace: str) -> int | None: ...
+
+
+@runtime_checkable
+class Checkpoints(Protocol):
+    """Where the place of each sink is kept. A ``LeaseQueue`` is one: its log is then not pruned past them."""
+
+    def register_reader(self, name: str, after: int = 0) -> int:
+        """The kept place of ``name``, which is ``after`` if it is new."""
+
+    def advance_reader(self, name: str, to: int) -> None:
+        """Keep that ``name`` has come to ``to``. Never moves back."""
+
+
+def each_event(source: EventSource, after: int = 0, page: int = 1_000) -> Iterator[LeaseEvent]:
+    """All events of ``source`` above ``after``, read a page at a time."""
+    while found := source.events(after, page):
+        yield from found
+        after = found[-1].sequence_number

@@ -1,0 +1,27 @@
+"""Files that are still there after the power went: written, forced to disk, and so is the folder that names them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def force_folder(folder: Path) -> None:
+    """Force the names in a folder to disk: a new file is only safe once its name is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Give the file new content, all of it or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.new")
+    with fresh.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    force_folder(path.parent)

@@ -1,0 +1,94 @@
+"""Reading the log once for many sinks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from lease_core.replication.batch import Batch
+from lease_core.replication.contract import EventSource
+from lease_core.replication.errors import HistoryDiffers
+
+_ASK_THE_TIME_EVERY = 60.0
+
+
+class Pages:
+    """The last few pages of the source that were read, so that sinks side by side share one read and one encoding.
+
+    A sink that is far behind reads its own pages, and memory stays bounded by how many are ``kept``. While the source
+    has nothing new it is asked once in ``quiet`` seconds, however many sinks wait.
+    """
+
+    def __init__(self, source: EventSource, size: int, kept: int, quiet: float) -> None:
+        self._source = source
+        self._lines: Callable[[int, int], Sequence[bytes]] | None = getattr(source, "event_lines", None)
+        self._size = size
+        self._quiet = quiet
+        self._pages: deque[Batch] = deque(maxlen=kept)
+        self._lock = threading.Lock()
+        self._ended: tuple[int, float] = (-1, 0.0)
+        self._namespace: str | None = getattr(source, "namespace", None)
+        self._offset = (0.0, float("-inf"))
+        self._head = (0, float("-inf"))
+
+    def namespace(self) -> str | None:
+        """The source's namespace; None as long as it is only to be learnt from the first event, and there is none."""
+        if self._namespace is None and (found := self._source.events(0, 1)):
+            self._namespace = found[0].namespace
+        return self._namespace
+
+    def after(self, number: int, limit: int, *, fill: bool = False) -> Batch | None:
+        """The next events above ``number``, ``limit`` of them at most; none if there is nothing new.
+
+        With ``fill`` the source is asked again if the page at hand does not give as many.
+        """
+        with self._lock:
+            rest = self._at_hand(number)
+            asked = self._ended[0] == number and time.monotonic() < self._ended[1]
+            if asked or (rest is not None and (len(rest) >= limit or not fill)):
+                return None if rest is None else rest.head(limit)
+            read = self._read(number)
+            if read is None or (fill and len(read) < limit):
+                self._ended = (number, time.monotonic() + self._quiet)
+            if read is None:
+                return None
+            self._pages.appendleft(read)
+            return read.head(limit)
+
+    def _at_hand(self, number: int) -> Batch | None:
+        for page in self._pages:
+            if page.first <= number + 1 <= page.last:
+                return page.after(number)
+        return None
+
+    def _read(self, number: int) -> Batch | None:
+        if self._lines is not None and (namespace := self.namespace()) is not None:
+            lines = self._lines(number, self._size)
+            return Batch.of_lines(namespace, number + 1, lines) if lines else None
+        events = self._source.events(number, self._size)
+        if not events:
+            return None
+        page = Batch(events)
+        if page.first != number + 1 or page.last != number + len(page):
+            raise HistoryDiffers(f"events are missing in the source after {number}: verify it before copying it")
+        return page
+
+    def head(self) -> int | None:
+        """The number of the last event, as of a moment ago, from a source that can tell."""
+        stats = getattr(self._source, "stats", None)
+        if stats is None:
+            return None
+        with self._lock:
+            if time.monotonic() >= self._head[1]:
+                self._head = (int(stats().head), time.monotonic() + max(self._quiet, 0.2))
+            return self._head[0]
+
+    def now(self) -> datetime:
+        """The time by the clock that stamps the events, asked for once in a while."""
+        ask = getattr(self._source, "now", None)
+        if ask is not None and time.monotonic() >= self._offset[1]:
+            self._offset = (ask().timestamp() - time.time(), time.monotonic() + _ASK_THE_TIME_EVERY)
+        return datetime.fromtimestamp(time.time() + self._offset[0], UTC)

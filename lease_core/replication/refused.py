@@ -1,0 +1,51 @@
+"""Events that a sink refused for good, kept for people to look at."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from lease_core.model import LeaseEvent, Value
+from lease_core.replication.durable_file import force_folder
+
+
+class RefusedEvent(Value, frozen=True):
+    """An event that the relay went past, and why."""
+
+    sink: str
+    reason: str
+    refused_at: datetime
+    event: LeaseEvent
+
+
+class RefusedEvents:
+    """A file of refused events, a JSON object a line. Each is on disk before the relay goes past it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._lock = threading.Lock()
+
+    def add(self, sink: str, reason: str, event: LeaseEvent) -> None:
+        refused = RefusedEvent(sink, reason, datetime.now(UTC), event)
+        with self._lock:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as file:
+                file.write(refused.to_json() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            force_folder(self.path.parent)
+
+    def __iter__(self) -> Iterator[RefusedEvent]:
+        """Those refused so far; one that a crash cut off is left out, since it is refused again."""
+        decoder = msgspec.json.Decoder(RefusedEvent)
+        content = self.path.read_bytes() if self.path.exists() else b""
+        for line in content.split(b"\n"):
+            try:
+                yield decoder.decode(line)
+            except msgspec.DecodeError:
+                continue

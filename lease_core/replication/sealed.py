@@ -1,0 +1,129 @@
+"""Batches of events that prove themselves: the lines, then a line that seals them.
+
+The seal has the numbers of the first and the last event and a SHA-256 over everything that the seal says, the seal
+before it and the events. So a bit that changed, a line that is gone, a batch that was cut off, swapped or replaced are
+all found. Files and objects hold such batches one after the other, and stay readable by anything that reads JSON lines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import msgspec
+
+from lease_core.model import LeaseEvent, Value
+from lease_core.replication.batch import Batch
+from lease_core.replication.codec import decode_events
+from lease_core.replication.errors import CorruptCopy, HistoryDiffers, UnreadableEvent
+
+_MARK = b'{"seal":'
+
+
+class Seal(Value, frozen=True):
+    """What a batch should be. ``previous`` is the digest of the batch before it, empty for the first."""
+
+    namespace: str
+    first: int
+    last: int
+    count: int
+    previous: str
+    sha256: str = ""
+
+    def line(self) -> bytes:
+        return _MARK + self.to_json() + b"}\n"
+
+    def over(self, payload: bytes) -> Seal:
+        """The same seal with the digest that it should have over ``payload``."""
+        bare = msgspec.structs.replace(self, sha256="")
+        digest = hashlib.sha256(bare.to_json())
+        digest.update(payload)
+        return msgspec.structs.replace(self, sha256=digest.hexdigest())
+
+
+def seal(batch: Batch, previous: Seal | None) -> tuple[bytes, Seal]:
+    """The batch as bytes that prove themselves and follow ``previous``, and their seal."""
+    if previous is not None and batch.first != previous.last + 1:
+        raise HistoryDiffers(f"the copy ends at event {previous.last}, and {batch.first} does not follow it")
+    chained = previous.sha256 if previous else ""
+    made = Seal(batch.namespace, batch.first, batch.last, len(batch), chained).over(batch.payload)
+    return batch.payload + made.line(), made
+
+
+class Torn(Exception):
+    """The bytes end before they are sealed, at ``offset``: what a crash leaves of a batch nobody was told of."""
+
+    def __init__(self, offset: int, before: Seal | None) -> None:
+        super().__init__(f"not sealed from byte {offset} on")
+        self.offset = offset
+        self.before = before
+
+
+class Block(msgspec.Struct):
+    """One sealed batch as it was found."""
+
+    seal: Seal
+    payload: bytes
+    end: int
+
+    def events(self, place: str) -> list[LeaseEvent]:
+        """Its events, each checked to be the one that should be there."""
+        try:
+            events = decode_events(self.payload)
+        except UnreadableEvent as error:  # sealed like this: written by something else
+            raise CorruptCopy(place, str(error), self.seal.first - 1) from None
+        if len(events) != self.seal.count:
+            raise CorruptCopy(place, f"{len(events)} events instead of {self.seal.count}", self.seal.first - 1)
+        for number, event in enumerate(events, self.seal.first):
+            if event.sequence_number != number or event.namespace != self.seal.namespace:
+                raise CorruptCopy(place, f"event {event.sequence_number} stands where {number} should", number - 1)
+        return events
+
+
+def blocks(data: bytes, place: str, before: Seal | None = None, last_good: int = 0) -> Iterator[Block]:
+    """The sealed batches in ``data``, each checked against its seal and the batch before it.
+
+    Raises ``CorruptCopy`` at the first that is not what was written, and ``Torn`` if the end is not sealed.
+    """
+    start = 0
+    while start < len(data):
+        mark = start if data.startswith(_MARK, start) else data.find(b"\n" + _MARK, start) + 1
+        stop = data.find(b"\n", mark) + 1 if mark >= start and data.startswith(_MARK, mark) else 0
+        if not stop:
+            raise Torn(start, before)
+        found = _checked(data, start, mark, stop)
+        problem = found if isinstance(found, str) else _out_of_line(found.seal, before)
+        if isinstance(found, str) or problem:
+            if isinstance(found, str) and data.find(b"\n" + _MARK, stop - 1) < 0:
+                raise Torn(start, before)
+            raise CorruptCopy(place, problem or "", before.last if before else last_good)
+        yield found
+        before, start = found.seal, stop
+
+
+def _checked(data: bytes, start: int, mark: int, stop: int) -> Block | str:
+    """The block between ``start`` and ``stop``, or what is wrong with it."""
+    line, payload = data[mark:stop], data[start:mark]
+    try:
+        said = msgspec.json.decode(line[len(_MARK) : -2], type=Seal)
+    except (msgspec.DecodeError, UnicodeError):
+        return "a seal cannot be read"
+    right = said.over(payload)
+    if right != said or right.line() != line:
+        return "the events are not those that were sealed"
+    return Block(said, payload, stop)
+
+
+def _out_of_line(found: Seal, before: Seal | None) -> str:
+    """What is wrong with ``found`` coming right after ``before``; nothing, if nothing is."""
+    if before is None:
+        return ""
+    if found.namespace != before.namespace:
+        return f"namespace {found.namespace} follows {before.namespace}"
+    if found.first > before.last + 1:
+        return f"events {before.last + 1} to {found.first - 1} are missing"
+    if found.first <= before.last:
+        return f"event {found.first} comes again after {before.last}"
+    if found.previous != before.sha256:
+        return f"the batch from {found.first} on was sealed after another one than is there"
+    return ""

@@ -1,0 +1,1 @@
+"""Sinks, one file each. Libraries that only one of them needs are imported when that one is used."""

@@ -1,0 +1,212 @@
+"""Events in files: JSON lines, sealed batch by batch and forced to disk."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from lease_core.errors import InvalidInput
+from lease_core.model import LeaseEvent
+from lease_core.replication.batch import Batch
+from lease_core.replication.durable_file import force_folder, replace_file
+from lease_core.replication.errors import CorruptCopy, SinkUnavailable
+from lease_core.replication.paged import Paged
+from lease_core.replication.sealed import Block, Seal, Torn, blocks, seal
+
+_SUFFIX = ".jsonl"
+
+
+class JsonlSink:
+    """Appends to files in a folder of ``path`` named after the namespace, one writer at a time.
+
+    A batch is there once its seal is on disk. What a crash left unsealed is cut off when the sink is opened again, and
+    comes again. A file that has grown to ``max_bytes`` is followed by another, named after its first event.
+    ``fsync=False`` leaves forcing to the operating system: faster, and a power failure may then take acknowledged
+    events, which come again only as long as the source has them.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        name: str = "jsonl",
+        *,
+        max_bytes: int = 64 * 1024 * 1024,
+        fsync: bool = True,
+    ) -> None:
+        if max_bytes < 1:
+            raise InvalidInput("max_bytes", f"must be at least 1 (got {max_bytes})")
+        self.name = name
+        self._path, self._max_bytes, self._fsync = Path(path), max_bytes, fsync
+        self._writers: dict[str, _Writer] = {}
+        self._lock = threading.Lock()
+
+    def deliver(self, batch: Batch) -> None:
+        with self._lock:
+            writer = self._writer(batch.namespace)
+            rest = batch.after(writer.position)
+            if rest is None:
+                return
+            try:
+                writer.append(rest)
+            except BaseException:  # half of it may be in the file: opening it again cuts that off
+                self._writers.pop(batch.namespace).close()
+                raise
+
+    def position(self, namespace: str) -> int | None:
+        with self._lock:
+            return self._writer(namespace).position
+
+    def close(self) -> None:
+        with self._lock:
+            while self._writers:
+                self._writers.popitem()[1].close()
+
+    def _writer(self, namespace: str) -> _Writer:
+        if namespace not in self._writers:
+            folder = self._path / folder_name(namespace)
+            self._writers[namespace] = _Writer(folder, self._max_bytes, self._fsync)
+        return self._writers[namespace]
+
+
+def folder_name(namespace: str) -> str:
+    """The namespace as one part of a path, whatever is in it."""
+    quoted = quote(namespace, safe="")
+    return quoted.replace(".", "%2E") if not quoted.strip(".") else quoted
+
+
+def read_jsonl(path: str | os.PathLike[str], namespace: str | None = None) -> JsonlCopy:
+    """The copy that a ``JsonlSink`` keeps at ``path``. ``namespace`` is needed if there are several."""
+    root = Path(path)
+    found = sorted(unquote(each.name) for each in root.iterdir() if each.is_dir()) if root.is_dir() else []
+    if namespace is None:
+        if len(found) != 1:
+            raise InvalidInput("namespace", f"{root} has {', '.join(found) or 'no copy in it'}: say which to read")
+        namespace = found[0]
+    elif namespace not in found:
+        raise InvalidInput("namespace", f"{root} has no copy of {namespace}, but {', '.join(found) or 'nothing'}")
+    return JsonlCopy(root / folder_name(namespace), namespace)
+
+
+class JsonlCopy:
+    """A source that reads what a ``JsonlSink`` wrote, also while it writes, and checks every seal."""
+
+    def __init__(self, folder: Path, namespace: str) -> None:
+        self.namespace = namespace
+        self._folder = folder
+        self.events = Paged(self.read).events
+
+    def read(self, after: int = 0, *, strict: bool = False) -> Iterator[LeaseEvent]:
+        """The events above ``after``. Raises ``CorruptCopy`` at the first that is damaged, after all before it.
+
+        An unsealed end is a batch still being written, and left out; with ``strict`` it is damage like any other.
+        """
+        for place, block in self._blocks(after, strict):
+            if block.seal.last > after:
+                yield from (event for event in block.events(place) if event.sequence_number > after)
+
+    def seals(self, after: int = 0, *, strict: bool = False) -> Iterator[Seal]:
+        """The seals of the batches that end above ``after``, checked but not decoded."""
+        return (block.seal for _, block in self._blocks(after, strict) if block.seal.last > after)
+
+    def _blocks(self, after: int, strict: bool) -> Iterator[tuple[str, Block]]:
+        files = _files(self._folder)
+        begin = max((index for index, file in enumerate(files) if _first(file) <= after + 1), default=0)
+        before: Seal | None = None
+        for file in files[begin:]:
+            good = before.last if before else _first(file) - 1
+            try:
+                for block in blocks(file.read_bytes(), file.name, before, good):
+                    before = block.seal
+                    yield file.name, block
+            except Torn as torn:
+                if strict or file != files[-1]:
+                    good = torn.before.last if torn.before else good
+                    raise CorruptCopy(file.name, str(torn), good) from None
+
+
+class _Writer:
+    """The open end of one copy. Holds a lock on its folder, so that two relays never write into each other."""
+
+    def __init__(self, folder: Path, max_bytes: int, fsync: bool) -> None:
+        self._folder, self._max_bytes, self._fsync = folder, max_bytes, fsync
+        self._last: Seal | None = None
+        self._file: int | None = None
+        self._size = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            _lock(self._lock, folder)
+            self._resume()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def position(self) -> int:
+        return self._last.last if self._last else 0
+
+    def append(self, batch: Batch) -> None:
+        data, made = seal(batch, self._last)
+        if self._file is None or self._size >= self._max_bytes:
+            self._begin_file(batch.first)
+        assert self._file is not None
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._file, view) :]
+        if self._fsync:
+            os.fdatasync(self._file)
+        self._size += len(data)
+        self._last = made
+
+    def close(self) -> None:
+        for descriptor in (self._file, self._lock):
+            if descriptor is not None:
+                with suppress(OSError):
+                    os.close(descriptor)
+        self._file = None
+
+    def _resume(self) -> None:
+        """Go to the last seal, cutting off what comes after it."""
+        for file in reversed(_files(self._folder)):
+            data = file.read_bytes()
+            end = 0
+            with suppress(Torn):
+                for block in blocks(data, file.name, None, _first(file) - 1):
+                    self._last, end = block.seal, block.end
+            if end < len(data):  # nobody was told that it is here; yet it may be evidence, so it is set aside
+                replace_file(file.with_suffix(".torn"), data[end:])
+            if not end:
+                file.unlink()
+                force_folder(self._folder)
+                continue
+            os.truncate(file, end)
+            self._file, self._size = os.open(file, os.O_WRONLY | os.O_APPEND), end
+            os.fsync(self._file)
+            return
+
+    def _begin_file(self, first: int) -> None:
+        if self._file is not None:
+            os.close(self._file)
+        path = self._folder / f"{first:020d}{_SUFFIX}"
+        self._file, self._size = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644), 0
+        force_folder(self._folder)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SinkUnavailable(f"another relay writes to {folder.name}") from None
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.glob(f"*{_SUFFIX}") if file.stem.isdecimal())
+
+
+def _first(file: Path) -> int:
+    return int(file.stem)

@@ -1,0 +1,181 @@
+"""Events in an object store: immutable sealed segments on local disk, S3, GCS or Azure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from lease_core.errors import InvalidInput
+from lease_core.model import LeaseEvent
+from lease_core.replication.batch import Batch
+from lease_core.replication.errors import CorruptCopy
+from lease_core.replication.paged import Paged
+from lease_core.replication.sealed import Block, Seal, Torn, blocks, seal
+from lease_core.replication.sinks.jsonl import folder_name
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+_SUFFIX = ".jsonl"
+
+
+class ObjectStoreSink:
+    """Writes each batch as one object, ``<namespace>/<first event, 20 digits>.jsonl`` below the URL's path.
+
+    Objects are put only where there is none and never changed. As each begins where the one before it ends, two relays
+    that write at once make one chain: the slower one finds the object there and goes on after it. How far the copy
+    reaches is read from the store itself. ``options`` go to the store: for S3 ``region``, ``endpoint``,
+    ``access_key_id`` and so on; what is left out comes from the environment.
+    """
+
+    linger = 5.0  # many small objects cost more than a little lag
+
+    def __init__(
+        self,
+        url: str,
+        name: str = "objects",
+        *,
+        options: Mapping[str, Any] | None = None,
+        client_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self._store = open_object_store(url, options, client_options)
+        self._ends: dict[str, Seal | None] = {}
+        self._lock = threading.Lock()
+
+    def deliver(self, batch: Batch) -> None:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        with self._lock:
+            rest: Batch | None = batch
+            while rest := rest and rest.after(self._position(batch.namespace)):
+                data, made = seal(rest, self._ends[batch.namespace])
+                try:
+                    obstore.put(self._store, key_of(batch.namespace, rest.first), data, mode="create")
+                except AlreadyExistsError:  # another relay, or this one before its answer was lost: go on after that
+                    self._ends[batch.namespace] = self._seal_at(key_of(batch.namespace, rest.first))
+                except BaseException:
+                    self._ends.pop(batch.namespace)
+                    raise
+                else:
+                    self._ends[batch.namespace] = made
+
+    def position(self, namespace: str) -> int | None:
+        with self._lock:
+            self._ends.pop(namespace, None)
+            return self._position(namespace)
+
+    def _position(self, namespace: str) -> int:
+        if namespace not in self._ends:
+            last = max(keys(self._store, namespace), default=None)
+            self._ends[namespace] = self._seal_at(last) if last else None
+        end = self._ends[namespace]
+        return end.last if end else 0
+
+    def _seal_at(self, key: str) -> Seal:
+        return segment(self._store, key).seal
+
+
+def open_object_store(
+    url: str, options: Mapping[str, Any] | None = None, client_options: Mapping[str, Any] | None = None
+) -> ObjectStore:
+    """The store that ``url`` names: ``file:///path``, ``s3://bucket/path``, ``gs://``, ``az://``."""
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import LocalStore, from_url
+    except ImportError as error:
+        raise InvalidInput(
+            "url", f"object stores need obstore ({error}); pip install 'omnirelay-dagster[objectstore]'"
+        ) from error
+    try:
+        if url.startswith("file://"):
+            return LocalStore(unquote(url.removeprefix("file://")), mkdir=True)
+        return from_url(url, config=dict(options or {}), client_options=dict(client_options or {}))  # type: ignore[call-overload, no-any-return]
+    except (BaseError, ValueError) as error:
+        raise InvalidInput("url", f"is not an object store that can be opened ({type(error).__name__})") from None
+
+
+def key_of(namespace: str, first: int) -> str:
+    return f"{folder_name(namespace)}/{first:020d}{_SUFFIX}"
+
+
+def keys(store: ObjectStore, namespace: str) -> list[str]:
+    """The keys of all segments of the namespace, in order."""
+    import obstore
+
+    prefix = folder_name(namespace)
+    found = (each["path"] for chunk in obstore.list(store, prefix=prefix) for each in chunk)
+    return sorted(key for key in found if key.endswith(_SUFFIX) and _number(key) is not None)
+
+
+def segment(store: ObjectStore, key: str, before: Seal | None = None) -> Block:
+    """The segment at ``key``, checked against its seal and the one before it."""
+    import obstore
+
+    first = _number(key) or 1
+    good = before.last if before else first - 1
+    place = key.rpartition("/")[2]
+    try:
+        found = list(blocks(bytes(obstore.get(store, key).bytes()), place, before, good))
+    except Torn:
+        raise CorruptCopy(place, "is cut off or damaged", good) from None
+    if len(found) != 1 or found[0].seal.first != first:
+        raise CorruptCopy(place, "does not hold the batch that its name says", good)
+    return found[0]
+
+
+def _number(key: str) -> int | None:
+    stem = key.rpartition("/")[2].removesuffix(_SUFFIX)
+    return int(stem) if stem.isdecimal() else None
+
+
+def read_segments(
+    url: str,
+    namespace: str | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    client_options: Mapping[str, Any] | None = None,
+) -> SegmentsCopy:
+    """The copy that an ``ObjectStoreSink`` keeps at ``url``. ``namespace`` is needed if there are several."""
+    import obstore
+
+    store = open_object_store(url, options, client_options)
+    if namespace is None:
+        found = sorted(
+            unquote(each.rpartition("/")[2]) for each in obstore.list_with_delimiter(store)["common_prefixes"]
+        )
+        if len(found) != 1:
+            raise InvalidInput("namespace", f"there is {', '.join(found) or 'no copy'} at the url: say which to read")
+        namespace = found[0]
+    return SegmentsCopy(store, namespace)
+
+
+class SegmentsCopy:
+    """A source that reads the segments of one namespace and checks every seal, and that none is missing."""
+
+    def __init__(self, store: ObjectStore, namespace: str) -> None:
+        self.namespace = namespace
+        self._store = store
+        self.events = Paged(self.read).events
+
+    def read(self, after: int = 0) -> Iterator[LeaseEvent]:
+        """The events above ``after``. Raises ``CorruptCopy`` at the first that is damaged, after all before it."""
+        for key, block in self._segments(after):
+            if block.seal.last > after:
+                yield from (event for event in block.events(key) if event.sequence_number > after)
+
+    def seals(self, after: int = 0) -> Iterator[Seal]:
+        """The seals of the segments that end above ``after``, checked but not decoded."""
+        return (block.seal for _, block in self._segments(after) if block.seal.last > after)
+
+    def _segments(self, after: int) -> Iterator[tuple[str, Block]]:
+        listed = keys(self._store, self.namespace)
+        begin = max((index for index, key in enumerate(listed) if (_number(key) or 0) <= after + 1), default=0)
+        before: Seal | None = None
+        for key in listed[begin:]:
+            block = segment(self._store, key, before)
+            before = block.seal
+            yield key, block

@@ -1,0 +1,189 @@
+"""Events in another SQL database, with the position in the same transaction."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+
+from lease_core.errors import InvalidInput
+from lease_core.model import LeaseEvent
+from lease_core.replication.batch import Batch
+from lease_core.replication.codec import decode_event
+from lease_core.replication.errors import CorruptCopy, HistoryDiffers, UnreadableEvent
+from lease_core.replication.paged import Paged
+
+_metadata = sa.MetaData()
+_number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+
+copied_events = sa.Table(
+    "omnirelay_copied_event",
+    _metadata,
+    sa.Column("source", sa.String(255), primary_key=True),
+    sa.Column("namespace", sa.String(1024), primary_key=True),
+    sa.Column("sequence_number", _number, primary_key=True, autoincrement=False),
+    sa.Column("event", sa.Text, nullable=False),
+    sa.Column("crc32", _number, nullable=False),
+)
+copy_positions = sa.Table(
+    "omnirelay_copy_position",
+    _metadata,
+    sa.Column("source", sa.String(255), primary_key=True),
+    sa.Column("namespace", sa.String(1024), primary_key=True),
+    sa.Column("last", _number, nullable=False),
+)
+
+
+class SqlSink:
+    """Writes each event as a row of ``omnirelay_copied_event``: its number, its JSON and a checksum.
+
+    Rows and position commit together and the numbers are the key, so an event is there once, whoever writes. ``source``
+    keeps queues of the same namespace apart. The tables are made when they are missing.
+    """
+
+    def __init__(self, url: str | sa.URL, name: str = "sql", *, source: str = "") -> None:
+        self.name = name
+        self._source = source
+        self._engine = open_engine(url)
+        self._ready = False
+        self._lock = threading.Lock()
+        self._insert = _insert_statement(self._engine)
+
+    def deliver(self, batch: Batch) -> None:
+        with self._lock, self._begin() as connection:
+            position = self._position(connection, batch.namespace)
+            rest = batch.after(position or 0)
+            if rest is None:
+                return
+            if position and rest.first != position + 1:
+                raise HistoryDiffers(f"the copy ends at event {position}, and {rest.first} does not follow it")
+            rows = [
+                (self._source, rest.namespace, number, line.decode(), zlib.crc32(line))
+                for number, line in zip(rest.numbers, rest.lines, strict=True)
+            ]
+            connection.exec_driver_sql(self._insert, rows)
+            self._move(connection, rest.namespace, position, rest.last)
+
+    def position(self, namespace: str) -> int | None:
+        with self._lock, self._begin() as connection:
+            return self._position(connection, namespace) or 0
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _begin(self) -> Any:
+        if not self._ready:
+            try:
+                _metadata.create_all(self._engine)
+            except sa.exc.DBAPIError:  # another relay made them at the same moment
+                _metadata.create_all(self._engine)
+            self._ready = True
+        return self._engine.begin()
+
+    def _position(self, connection: sa.Connection, namespace: str) -> int | None:
+        found = connection.execute(
+            sa.select(copy_positions.c.last).where(*_of(copy_positions, self._source, namespace))
+        ).scalar()
+        return None if found is None else int(found)
+
+    def _move(self, connection: sa.Connection, namespace: str, old: int | None, new: int) -> None:
+        """Move the position, unless another relay did: the whole delivery is then rolled back."""
+        if old is None:
+            connection.execute(copy_positions.insert().values(source=self._source, namespace=namespace, last=new))
+            return
+        moved = connection.execute(
+            copy_positions.update()
+            .where(*_of(copy_positions, self._source, namespace), copy_positions.c.last == old)
+            .values(last=new)
+        )
+        if moved.rowcount != 1:
+            raise sa.exc.InvalidRequestError("another relay is writing to the same copy")
+
+
+def open_engine(url: str | sa.URL) -> sa.Engine:
+    """An engine on ``url``; plain ``postgresql://`` means psycopg, as for the queue."""
+    try:
+        parsed = sa.make_url(url)
+        if parsed.drivername in ("postgresql", "postgres"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        return sa.create_engine(parsed, pool_pre_ping=True)
+    except (sa.exc.ArgumentError, ValueError):
+        raise InvalidInput("url", "is not a database URL that SQLAlchemy can use") from None
+    except ImportError as error:
+        raise InvalidInput(
+            "url", f"its driver is missing ({error}); for PostgreSQL: pip install 'omnirelay-dagster[postgres]'"
+        ) from error
+
+
+def _insert_statement(engine: sa.Engine) -> str:
+    """The insert as the driver takes it, with a place for each value by position."""
+    mark = {"format": "%s", "pyformat": "%s", "qmark": "?"}.get(engine.dialect.paramstyle)
+    if mark is None:
+        columns = range(1, len(copied_events.columns) + 1)
+        marks = ", ".join(
+            f":{column}" if engine.dialect.paramstyle == "numeric" else f"${column}" for column in columns
+        )
+    else:
+        marks = ", ".join([mark] * len(copied_events.columns))
+    names = ", ".join(column.name for column in copied_events.columns)
+    return f"INSERT INTO {copied_events.name} ({names}) VALUES ({marks})"
+
+
+def _of(table: sa.Table, source: str, namespace: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return table.c.source == source, table.c.namespace == namespace
+
+
+def read_sql(url: str | sa.URL, namespace: str, *, source: str = "") -> SqlCopy:
+    """The copy of ``namespace`` that a ``SqlSink`` keeps in the database at ``url``."""
+    return SqlCopy(open_engine(url), namespace, source)
+
+
+class SqlCopy:
+    """A source that reads the rows of one namespace, checks each against its checksum, and that none is missing."""
+
+    def __init__(self, engine: sa.Engine, namespace: str, source: str) -> None:
+        self.namespace = namespace
+        self._engine, self._source = engine, source
+        self.events = Paged(self.read).events
+
+    def read(self, after: int = 0, page: int = 1_000) -> Iterator[LeaseEvent]:
+        """The events above ``after``. Raises ``CorruptCopy`` at the first that is damaged, after all before it."""
+        first = True
+        while rows := self._rows(after, page):
+            for number, text, crc in rows:
+                if number != after + 1 and not (first and after == 0):  # a copy may begin late, not leave out
+                    raise CorruptCopy(copied_events.name, f"events {after + 1} to {number - 1} are missing", after)
+                yield self._event(number, text, crc, after)
+                after, first = number, False
+        if (last := self._last()) is not None and last > after:
+            raise CorruptCopy(copied_events.name, f"events {after + 1} to {last} are missing", after)
+
+    def _event(self, number: int, text: str, crc: int, last_good: int) -> LeaseEvent:
+        line = text.encode()
+        try:
+            event = decode_event(line)
+        except UnreadableEvent as error:
+            raise CorruptCopy(copied_events.name, str(error), last_good) from None
+        if zlib.crc32(line) != crc or event.sequence_number != number or event.namespace != self.namespace:
+            raise CorruptCopy(copied_events.name, f"row {number} is not the event that was written", last_good)
+        return event
+
+    def _rows(self, after: int, limit: int) -> list[tuple[int, str, int]]:
+        columns = copied_events.c
+        with self._engine.connect() as connection:
+            found = connection.execute(
+                sa.select(columns.sequence_number, columns.event, columns.crc32)
+                .where(*_of(copied_events, self._source, self.namespace), columns.sequence_number > after)
+                .order_by(columns.sequence_number)
+                .limit(limit)
+            )
+            return [(int(number), text, int(crc)) for number, text, crc in found]
+
+    def _last(self) -> int | None:
+        with self._engine.connect() as connection:
+            return connection.execute(
+                sa.select(copy_positions.c.last).where(*_of(copy_positions, self._source, self.namespace))
+            ).scalar()
