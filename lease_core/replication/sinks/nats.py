@@ -10,7 +10,7 @@ from typing import Any
 
 from lease_core.errors import InvalidInput
 from lease_core.replication.batch import Batch
-from lease_core.replication.errors import HistoryDiffers, SinkUnavailable
+from lease_core.replication.errors import HistoryDiffers, RefusedForGood, SinkUnavailable
 from lease_core.replication.sinks.event_loop import EventLoop
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
@@ -117,7 +117,11 @@ class NatsSink:
             headers = {_MESSAGE_ID: f"{batch.namespace}:{number}", "Nats-Expected-Stream": stream}
             if before:
                 headers[_FOLLOWS] = f"{batch.namespace}:{before}"
-            under_way.append(await jetstream.publish_async(subject, line, headers=headers))
+            try:
+                under_way.append(await jetstream.publish_async(subject, line, headers=headers))
+            except _nats().errors.MaxPayloadError:
+                await asyncio.gather(*under_way)
+                raise RefusedForGood("it is larger than the server takes (max_payload)", number) from None
             before = number
         await asyncio.gather(*under_way)
 

@@ -1,0 +1,342 @@
+"""Every sink, against the real thing: all events, in order, once; copies read back equal; repeating changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+
+from lease_core import LeaseEvent, LeaseQueue
+from lease_core.errors import InvalidInput
+from lease_core.replication import (
+    Batch,
+    EventSource,
+    HistoryDiffers,
+    HttpSink,
+    JsonlSink,
+    MemorySink,
+    NatsSink,
+    ObjectStoreSink,
+    OpenLineageSink,
+    RefusedForGood,
+    Relay,
+    Rules,
+    Sink,
+    SinkUnavailable,
+    SqlSink,
+    decode_event,
+    each_event,
+    encode_event,
+    fan_out,
+    read_jsonl,
+    read_segments,
+    read_sql,
+    with_shard,
+)
+from lease_core.replication.errors import CorruptCopy
+from tests.replication.conftest import work
+from tests.servers.http_endpoint import HttpEndpoint
+from tests.servers.nats import NatsServer
+
+Made = tuple[Callable[[], Sink], Callable[[], Iterable[LeaseEvent]]]
+
+
+async def _messages(url: str, stream: str) -> list[LeaseEvent]:
+    connection = await nats.connect(url)
+    try:
+        jetstream = connection.jetstream()
+        total = (await jetstream.stream_info(stream)).state.messages
+        found = [await jetstream.get_msg(stream, seq) for seq in range(1, total + 1)]
+        return [decode_event(message.data or b"") for message in found]
+    finally:
+        await connection.close()
+
+
+def messages(url: str, stream: str) -> list[LeaseEvent]:
+    return asyncio.run(_messages(url, stream))
+
+
+def close(sink: Any) -> None:
+    if hasattr(sink, "close"):
+        sink.close()
+
+
+@pytest.fixture(params=["memory", "jsonl", "local", "s3", "sqlite", "postgres", "http", "nats"])
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
+    """A way to make the sink, and one to read what it holds."""
+
+    def reading(source: Callable[[], EventSource]) -> Callable[[], Iterable[LeaseEvent]]:
+        return lambda: each_event(source(), page=70)
+
+    match request.param:
+        case "memory":
+            sink = MemorySink()
+            return (lambda: sink), (lambda: sink.kept)
+        case "jsonl":
+            return (lambda: JsonlSink(tmp_path / "jsonl", max_bytes=20_000)), reading(
+                lambda: read_jsonl(tmp_path / "jsonl")
+            )
+        case "local":
+            url = f"file://{tmp_path}/a b/objects"
+            return (lambda: ObjectStoreSink(url)), reading(lambda: read_segments(url))
+        case "s3":
+            bucket = request.getfixturevalue("bucket")
+            return (lambda: ObjectStoreSink(**bucket())), reading(lambda: read_segments(**bucket()))
+        case "sqlite":
+            url = f"sqlite:///{tmp_path}/copy.db"
+            return (lambda: SqlSink(url)), reading(lambda: read_sql(url, "resourcelease"))
+        case "postgres":
+            url = request.getfixturevalue("postgres_url")
+            return (lambda: SqlSink(url)), reading(lambda: read_sql(url, "resourcelease"))
+        case "http":
+            server = request.getfixturevalue("endpoint")
+            return (lambda: HttpSink(server.url)), (
+                lambda: [decode_event(json.dumps(event)) for event in server.events]
+            )
+        case _:
+            url, stream = request.getfixturevalue("nats_server").url, f"S{uuid.uuid4().hex[:8]}"
+            return (lambda: NatsSink(url, stream=stream, subject=stream)), (
+                lambda: messages(url, f"{stream}_resourcelease")
+            )
+
+
+def test_a_sink_ends_up_with_the_log(made: Made, queue: LeaseQueue) -> None:
+    make, read = made
+    work(queue, 150)
+    for _ in range(2):  # a second relay goes on where the first one was
+        relay = Relay(queue, make(), rules=Rules(batch_size=64, linger=0))
+        assert [(each.state, each.error) for each in relay.run_once()] == [("running", None)]
+        relay.stop()
+        assert list(read()) == list(each_event(queue))
+        work(queue, 30)
+
+
+def test_what_comes_again_is_not_there_twice(made: Made, queue: LeaseQueue) -> None:
+    make, read = made
+    work(queue, 20)
+    events = queue.events()
+    sink = make()
+    for start, end in ((0, 10), (0, 10), (5, 15), (12, 14), (14, 60)):
+        sink.deliver(Batch(events[start:end]))
+    again = make()
+    close(sink)
+    again.deliver(Batch(events[30:]))
+    assert list(read()) == events
+    close(again)
+
+
+def test_a_gap_is_not_papered_over(made: Made, queue: LeaseQueue) -> None:
+    make, _ = made
+    sink = make()
+    if isinstance(sink, MemorySink | HttpSink | NatsSink):
+        pytest.skip("capability: keeps no chain of its own")
+    work(queue, 10)
+    events = queue.events()
+    sink.deliver(Batch(events[:5]))
+    with pytest.raises(HistoryDiffers):
+        sink.deliver(Batch(events[7:9]))
+    sink.deliver(Batch(events[5:]))
+    close(sink)
+
+
+# Object store
+
+
+def test_of_two_relays_at_once_the_store_keeps_one_chain(
+    bucket: Callable[[], dict[str, Any]], queue: LeaseQueue
+) -> None:
+    work(queue, 100)
+    events = queue.events()
+    from concurrent.futures import ThreadPoolExecutor
+
+    def write(size: int) -> None:
+        sink = ObjectStoreSink(**bucket())
+        for start in range(0, len(events), size):
+            sink.deliver(Batch(events[start : start + size]))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, (7, 11, 13, 20)))
+    assert list(each_event(read_segments(**bucket()))) == events
+
+
+def test_keys_sort_by_sequence_and_lie_below_the_prefix(tmp_path: Path, queue: LeaseQueue) -> None:
+    work(queue, 50)
+    events = queue.events()
+    sink = ObjectStoreSink(f"file://{tmp_path}/deep/er")
+    for start in range(0, 150, 50):
+        sink.deliver(Batch(events[start : start + 50]))
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.jsonl"))
+    assert found == [f"deep/er/resourcelease/{first:020d}.jsonl" for first in (1, 51, 101)]
+
+
+def test_a_missing_or_foreign_segment_is_found(tmp_path: Path, queue: LeaseQueue) -> None:
+    work(queue, 50)
+    events = queue.events()
+    sink = ObjectStoreSink(f"file://{tmp_path}/o")
+    for start in range(0, 150, 30):
+        sink.deliver(Batch(events[start : start + 30]))
+    copy = read_segments(f"file://{tmp_path}/o")
+    one, two, three, *_ = sorted((tmp_path / "o").rglob("*.jsonl"))
+    kept = three.read_bytes()
+    three.write_bytes(two.read_bytes())
+    with pytest.raises(CorruptCopy) as swapped:
+        list(copy.read())
+    assert swapped.value.first_bad == 61
+    three.unlink()
+    with pytest.raises(CorruptCopy, match="events 61 to 90 are missing"):
+        list(copy.read())
+    three.write_bytes(kept)
+    one.unlink()  # archived elsewhere: a copy may begin late
+    assert list(copy.read(30)) == events[30:]
+
+
+# HTTP
+
+
+def test_an_endpoint_gets_idempotency_keys(endpoint: HttpEndpoint, queue: LeaseQueue) -> None:
+    work(queue, 10)
+    HttpSink(endpoint.url, headers={"Authorization": "Bearer x"}).deliver(Batch(queue.events()))
+    [headers] = endpoint.headers
+    assert headers["idempotency-key"] == "resourcelease/1-30"
+    assert headers["authorization"] == "Bearer x"
+    assert headers["content-type"] == "application/x-ndjson"
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, RefusedForGood),
+        (422, RefusedForGood),
+        (401, SinkUnavailable),
+        (429, SinkUnavailable),
+        (503, SinkUnavailable),
+    ],
+)
+def test_what_an_answer_means(endpoint: HttpEndpoint, queue: LeaseQueue, status: int, error: type[Exception]) -> None:
+    work(queue, 1)
+    endpoint.answer = lambda events: status
+    with pytest.raises(error, match=str(status)):
+        HttpSink(endpoint.url).deliver(Batch(queue.events()))
+
+
+def test_an_endpoint_that_is_away_shows_no_secret(queue: LeaseQueue) -> None:
+    work(queue, 1)
+    with pytest.raises(SinkUnavailable) as away:
+        HttpSink("http://me:hunter2@127.0.0.1:9/x", timeout=2).deliver(Batch(queue.events()))
+    assert "hunter2" not in str(away.value)
+
+
+# NATS
+
+
+def test_jetstream_has_each_event_once_also_past_its_window_of_duplicates(
+    nats_server: NatsServer, queue: LeaseQueue
+) -> None:
+    work(queue, 20)
+    events = queue.events()
+    stream = f"S{uuid.uuid4().hex[:8]}"
+
+    async def make_stream() -> None:
+        connection = await nats.connect(nats_server.url)
+        jetstream = connection.jetstream()
+        await jetstream.add_stream(
+            name=f"{stream}_resourcelease", subjects=[f"{stream}.resourcelease"], duplicate_window=0.1
+        )
+        await connection.close()
+
+    asyncio.run(make_stream())
+    for end in (10, 30, 60):
+        sink = NatsSink(nats_server.url, stream=stream, subject=stream)
+        sink.deliver(Batch(events[:end]))
+        sink.close()
+    assert messages(nats_server.url, f"{stream}_resourcelease") == events
+
+
+def test_a_killed_server_is_caught_up_with(tmp_path: Path, queue: LeaseQueue) -> None:
+    head = work(queue, 60)
+    with NatsServer(tmp_path / "nats") as server:
+        relay = Relay(queue, NatsSink(server.url, timeout=5), rules=Rules(batch_size=20))
+        relay.run_once(3)
+        server.kill()
+        relay.run_once()
+        [down] = relay.status()
+        assert (down.state, down.position) == ("retrying", 60)
+        server.start()
+        with relay:
+            assert relay.wait_until(head, 30)
+        assert messages(server.url, "OMNIRELAY_resourcelease") == list(each_event(queue))
+
+
+# OpenLineage
+
+
+def test_completed_items_become_runs(endpoint: HttpEndpoint, queue: LeaseQueue) -> None:
+    work(queue, 5)
+    sink = OpenLineageSink(endpoint.root)
+    for _ in range(2):
+        sink.deliver(Batch(queue.events()))
+    sink.close()
+    assert len(endpoint.runs) == 5
+    run = next(iter(endpoint.runs.values()))
+    assert run["eventType"] == "COMPLETE"
+    assert run["job"]["namespace"] == "resourcelease"
+    assert run["job"]["name"] == "file"
+    assert run["job"]["facets"]["ownership"]["owners"][0]["name"] == "worker-1"
+    assert (run["inputs"][0]["namespace"], run["inputs"][0]["name"]) == ("s3://raw", "0.json")
+    assert (run["outputs"][0]["namespace"], run["outputs"][0]["name"]) == ("s3://out", "0")
+    facet = run["run"]["facets"]["omnirelay_lease"]
+    assert (facet["owner"], facet["principal"], facet["attempt"]) == ("worker-1", "svc", 1)
+
+
+def test_a_lineage_backend_that_refuses_names_the_event(endpoint: HttpEndpoint, queue: LeaseQueue) -> None:
+    work(queue, 2)
+    endpoint.answer = lambda events: 422
+    with pytest.raises(RefusedForGood) as refusal:
+        OpenLineageSink(endpoint.root).deliver(Batch(queue.events()))
+    assert refusal.value.sequence_number == 5
+
+
+# Made of others
+
+
+def test_fan_out_delivers_to_all_and_goes_by_the_one_furthest_behind(tmp_path: Path, queue: LeaseQueue) -> None:
+    work(queue, 10)
+    events = queue.events()
+    memory, files = MemorySink(), JsonlSink(tmp_path / "j")
+    memory.deliver(Batch(events[:20]))
+    files.deliver(Batch(events[:4]))
+    both = fan_out(memory, files)
+    assert both.position("resourcelease") == 4  # type: ignore[attr-defined]
+    Relay(queue, both).run_once()
+    assert memory.kept == events
+    assert list(read_jsonl(tmp_path / "j").read()) == events
+
+
+def test_with_shard_tags_every_event(queue: LeaseQueue) -> None:
+    work(queue, 3)
+    memory = MemorySink()
+    Relay(queue, with_shard(memory, "eu-1")).run_once()
+    assert {event.metadata["shard.id"] for event in memory.kept} == {"eu-1"}
+    assert b'"shard.id":"eu-1"' in encode_event(memory.kept[0])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: HttpSink("ftp://x"),
+        lambda path: SqlSink("nonsense"),
+        lambda path: ObjectStoreSink("nonsense://x"),
+        lambda path: JsonlSink(path, max_bytes=0),
+        lambda path: OpenLineageSink(),
+        lambda path: read_jsonl(path / "nowhere"),
+    ],
+)
+def test_a_wrong_argument_is_named(make: Callable[[Path], object], tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput):
+        make(tmp_path)
