@@ -14,7 +14,7 @@ from lease_core.model import LeaseEvent, Value
 from lease_core.replication.backoff import Backoff
 from lease_core.replication.batch import Batch
 from lease_core.replication.contract import Checkpoints, HoldsPosition, Sink
-from lease_core.replication.errors import CorruptCopy, HistoryDiffers, RefusedForGood, SinkUnavailable
+from lease_core.replication.errors import CorruptCopy, HistoryDiffers, RefusedForGood
 from lease_core.replication.pages import Pages
 from lease_core.replication.refused import RefusedEvents
 from lease_core.replication.telemetry import Telemetry
@@ -207,9 +207,8 @@ class Lane:
             return
         try:
             self._checkpoints.advance_reader(self._reader, self._position)
-        except InvalidInput as error:  # the reader was dropped, or the log is another one: ask where things stand
-            self._position, self._saved = None, -1
-            raise SinkUnavailable(f"its checkpoint is gone ({error})") from None
+        except InvalidInput:  # it was dropped; made again here, unless this is no longer the log it was
+            self._saved = self._checkpoints.register_reader(self._reader, self._position)
         except Exception as error:
             logger.warning("the checkpoint of sink %s could not be kept: %s", self.sink.name, error)
         else:
@@ -237,7 +236,7 @@ class Lane:
         try:
             if self._state == "running":
                 self.save()
-        except SinkUnavailable as error:
+        except InvalidInput as error:
             logger.warning("the checkpoint of sink %s could not be kept: %s", self.sink.name, error)
         finally:
             release: Any = getattr(self.sink, "close", None)

@@ -58,6 +58,11 @@ class Pages:
             self._pages.appendleft(read)
             return read.head(limit)
 
+    def wake(self) -> None:
+        """Ask the source at the next call, even if it had nothing a moment ago."""
+        with self._lock:
+            self._ended = (-1, 0.0)
+
     def _at_hand(self, number: int) -> Batch | None:
         for page in self._pages:
             if page.first <= number + 1 <= page.last:

@@ -52,7 +52,7 @@ class Relay:
                 "checkpoints", "this source keeps none: pass FileCheckpoints(path) or MemoryCheckpoints()"
             )
         size = max(each.batch_size for each in by_name.values())
-        pages = Pages(queue, size, max(4, len(listed)), interval)
+        self._pages = pages = Pages(queue, size, max(4, len(listed)), interval)
         telemetry = Telemetry(meter)
         self._interval = interval
         self._stop = threading.Event()
@@ -126,6 +126,7 @@ class Relay:
         if not self._working.acquire(blocking=False):
             raise InvalidInput("relay", "it is running already; stop it before run_once")
         self._stop.clear()
+        self._pages.wake()
         try:
             deadline = None if max_seconds is None else time.monotonic() + max_seconds
             with ThreadPoolExecutor(len(self._lanes), thread_name_prefix="relay") as pool:

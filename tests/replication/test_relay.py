@@ -1,0 +1,339 @@
+"""The relay: order, checkpoints, retries, refusals, and that one sink's trouble is its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from lease_core import LeaseEvent, LeaseQueue, WorkItem
+from lease_core.errors import EventsPruned, InvalidInput
+from lease_core.replication import (
+    Backoff,
+    Batch,
+    FileCheckpoints,
+    JsonlSink,
+    MemoryCheckpoints,
+    MemorySink,
+    RefusedEvents,
+    RefusedForGood,
+    Relay,
+    Rules,
+    SinkUnavailable,
+    each_event,
+    read_jsonl,
+)
+from tests.replication.conftest import work
+
+QUICK = Backoff(0.001, 0.01)
+
+
+class Plain:
+    """A sink that is nothing but a name and a method, and fails as told."""
+
+    def __init__(self, name: str = "plain", errors: Sequence[Exception] = ()) -> None:
+        self.name = name
+        self.batches: list[list[LeaseEvent]] = []
+        self.errors = list(errors)
+        self.refuses: set[int] = set()
+
+    def deliver(self, batch: Batch) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        if bad := [event for event in batch if event.sequence_number in self.refuses]:
+            raise RefusedForGood("not this one", bad[0].sequence_number if len(batch) > 3 else None)
+        self.batches.append(list(batch))
+
+    @property
+    def events(self) -> list[LeaseEvent]:
+        return [event for batch in self.batches for event in batch]
+
+
+def test_events_arrive_in_order_in_batches_of_the_size_asked_for(queue: LeaseQueue) -> None:
+    work(queue, 35)
+    small, large = Plain("small"), Plain("large")
+    Relay(queue, [small, large], rules={"small": Rules(batch_size=10), "large": Rules(batch_size=100)}).run_once()
+    assert [len(batch) for batch in small.batches] == [10] * 10 + [5]
+    assert [len(batch) for batch in large.batches] == [100, 5]
+    assert small.events == large.events == queue.events()
+
+
+def test_checkpoints_are_kept_in_the_queue_and_hold_the_log(queue: LeaseQueue) -> None:
+    head = work(queue, 20)
+    Relay(queue, [Plain("a"), Plain("b", [SinkUnavailable("down")] * 9)]).run_once()
+    assert queue.readers() == {"relay/a": head, "relay/b": 0}
+    queue.prune_events(before=head + 1)
+    assert queue.events(0, 1)[0].sequence_number == 1
+    again = Plain("a")
+    work(queue, 1)
+    Relay(queue, again).run_once()
+    assert [event.sequence_number for event in again.events] == [head + 1, head + 2, head + 3]
+
+
+def test_a_failed_delivery_is_repeated_and_nothing_is_left_out(queue: LeaseQueue) -> None:
+    head = work(queue, 30)
+    sink = Plain(errors=[SinkUnavailable("down"), RuntimeError("bug"), TimeoutError()])
+    with Relay(queue, sink, rules=Rules(batch_size=7, backoff=QUICK), interval=0.01) as relay:
+        assert relay.wait_until(head, 20)
+    assert sink.events == list(each_event(queue))
+
+
+def test_a_sink_that_is_down_or_slow_delays_nobody(queue: LeaseQueue) -> None:
+    release = threading.Event()
+
+    class Stuck(Plain):
+        def deliver(self, batch: Batch) -> None:
+            release.wait(30)
+            super().deliver(batch)
+
+    down, stuck, fine = Plain("down", [SinkUnavailable("down")] * 1000), Stuck("stuck"), Plain("fine")
+    head = work(queue, 30)
+    rules = Rules(batch_size=10, backoff=Backoff(0.001, 0.005))
+    with Relay(queue, [down, stuck, fine], rules=rules, interval=0.01) as relay:
+        while len(fine.events) < head:
+            time.sleep(0.005)
+        states = {each.name: each for each in relay.status()}
+        assert (states["down"].position, states["down"].state) == (0, "retrying")
+        assert states["down"].error == "SinkUnavailable: down"
+        down.errors.clear()
+        release.set()
+        assert relay.wait_until(head, 20)
+    assert down.events == stuck.events == fine.events
+
+
+def test_pauses_double_up_to_a_bound_and_differ() -> None:
+    backoff = Backoff(1.0, 30.0)
+    for failures, whole in ((1, 1.0), (2, 2.0), (5, 16.0), (6, 30.0), (10_000, 30.0)):
+        pauses = {backoff.pause(failures) for _ in range(20)}
+        assert all(whole / 2 <= pause <= whole for pause in pauses)
+        assert len(pauses) > 1
+    assert backoff.pause(1, asked=100.0) == 100.0
+
+
+def test_a_sink_that_asks_for_time_gets_it(queue: LeaseQueue) -> None:
+    work(queue, 1)
+    sink = Plain(errors=[SinkUnavailable("later", retry_after=600.0)])
+    relay = Relay(queue, sink, rules=Rules(backoff=QUICK))
+    relay.run_once()
+    relay.run_once()
+    assert sink.errors == []
+    assert sink.batches == []
+
+
+# Refusals
+
+
+def test_a_refused_event_stops_its_sink_after_all_before_it(queue: LeaseQueue) -> None:
+    head = work(queue, 20)
+    picky, fine = Plain("picky"), Plain("fine")
+    picky.refuses = {33}
+    relay = Relay(queue, [picky, fine])
+    relay.run_once()
+    status, other = relay.status()
+    assert (status.state, status.position) == ("stopped", 32)
+    assert status.error == "RefusedForGood: event 33: not this one"
+    assert [event.sequence_number for event in picky.events] == list(range(1, 33))
+    assert other.position == head
+    assert queue.readers()["relay/picky"] < 33
+
+
+def test_a_refused_event_can_be_skipped_and_is_recorded(queue: LeaseQueue, tmp_path: Path) -> None:
+    head = work(queue, 20)
+    sink = Plain()
+    sink.refuses = {1, 17, 33, head}
+    refused = RefusedEvents(tmp_path / "deep" / "refused.jsonl")
+    relay = Relay(queue, sink, rules=Rules(on_refusal="skip"), refused=refused)
+    relay.run_once()
+    [status] = relay.status()
+    assert (status.state, status.position, status.refused) == ("running", head, 4)
+    assert {event.sequence_number for event in sink.events} == set(range(1, head + 1)) - sink.refuses
+    assert [(each.sink, each.event.sequence_number) for each in refused] == [("plain", n) for n in sorted(sink.refuses)]
+    assert next(iter(refused)).reason == "not this one"
+
+
+def test_skipping_needs_a_place_to_record(queue: LeaseQueue) -> None:
+    with pytest.raises(InvalidInput, match="refused"):
+        Relay(queue, Plain(), rules=Rules(on_refusal="skip"))
+
+
+# Where to begin, and what must not be
+
+
+def test_a_new_sink_begins_where_it_is_told(queue: LeaseQueue) -> None:
+    head = work(queue, 200)
+    queue.prune_events(before=head - 100)
+    oldest = queue.events(after=head - 101, limit=1)[0].sequence_number
+    sinks = [Plain("beginning"), Plain("oldest"), Plain("end")]
+    rules = {name: Rules(start=name) for name in ("beginning", "oldest", "end")}  # type: ignore[arg-type]
+    relay = Relay(queue, sinks, rules=rules)
+    relay.run_once()
+    stopped, *_ = relay.status()
+    assert stopped.state == "stopped"
+    assert "EventsPruned" in (stopped.error or "")
+    assert sinks[1].events[0].sequence_number <= oldest
+    assert sinks[1].events[-1].sequence_number == head
+    assert sinks[2].events == []
+    work(queue, 1)
+    relay.run_once()
+    assert [event.sequence_number for event in sinks[2].events] == [head + 1, head + 2, head + 3]
+
+
+def test_a_copy_of_another_queue_is_not_added_to(tmp_path: Path) -> None:
+    with LeaseQueue.open(f"sqlite:///{tmp_path}/one.db") as one, LeaseQueue.open(f"sqlite:///{tmp_path}/two.db") as two:
+        work(one, 50)
+        work(two, 3)
+        Relay(one, JsonlSink(tmp_path / "copy")).stop()
+        relay = Relay(one, JsonlSink(tmp_path / "copy"))
+        relay.run_once()
+        relay.stop()
+        other = Relay(two, JsonlSink(tmp_path / "copy"))
+        [status] = other.run_once()
+        other.stop()
+    assert status.state == "stopped"
+    assert "HistoryDiffers" in (status.error or "")
+
+
+def test_a_dropped_checkpoint_does_not_start_the_sink_over(queue: LeaseQueue) -> None:
+    work(queue, 10)
+    sink = Plain()
+    relay = Relay(queue, sink, rules=Rules(backoff=Backoff(1e-9, 1e-9)))
+    relay.run_once()
+    queue.drop_reader("relay/plain")
+    head = work(queue, 10)
+    for _ in range(3):
+        relay.run_once()
+    assert [event.sequence_number for event in sink.events] == list(range(1, head + 1))
+    assert queue.readers() == {"relay/plain": head}
+
+
+# Batching
+
+
+def test_a_batch_lingers_until_it_is_full_or_old(queue: LeaseQueue) -> None:
+    sink = Plain()
+    work(queue, 5)
+    relay = Relay(queue, sink, rules=Rules(batch_size=30, linger=3_600), interval=0.001)
+    relay.run_once()
+    assert sink.batches == []
+    work(queue, 5)
+    relay.run_once()
+    assert [len(batch) for batch in sink.batches] == [30]
+    work(queue, 1)
+    Relay(queue, sink, rules=Rules(batch_size=30, linger=0.000001), interval=0.001).run_once()
+    assert [len(batch) for batch in sink.batches] == [30, 3]
+
+
+def test_the_log_is_read_once_for_sinks_side_by_side(queue: LeaseQueue) -> None:
+    work(queue, 100)
+    reads = []
+
+    class Counting:
+        namespace = queue.namespace
+
+        def events(self, after: int, limit: int) -> list[LeaseEvent]:
+            reads.append(after)
+            return queue.events(after, limit)
+
+    sinks = [MemorySink(f"m{number}") for number in range(5)]
+    Relay(Counting(), sinks, rules=Rules(batch_size=100), checkpoints=MemoryCheckpoints()).run_once()
+    assert all(sink.kept == list(each_event(queue)) for sink in sinks)
+    assert len(reads) == len(set(reads)) == 4
+
+
+# Running
+
+
+def test_it_follows_a_queue_at_work_and_stops_cleanly(queue: LeaseQueue) -> None:
+    sink = Plain()
+    relay = Relay(queue, sink, interval=0.01).start()
+    with pytest.raises(InvalidInput, match="running"):
+        relay.start()
+    head = work(queue, 500)
+    assert relay.wait_until(head, 30)
+    assert relay.stop()
+    assert queue.readers() == {"relay/plain": head}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("relay-plain")]
+    work(queue, 1)
+    relay.run_once()
+    assert sink.events == list(each_event(queue))
+
+
+def test_run_once_is_bounded(queue: LeaseQueue) -> None:
+    work(queue, 100)
+    sink = Plain()
+    [status] = Relay(queue, sink, rules=Rules(batch_size=10)).run_once(max_batches=3)
+    assert (status.position, status.behind) == (30, 270)
+    assert queue.readers() == {"relay/plain": 30}
+
+
+def test_a_copy_can_be_relayed_onwards(queue: LeaseQueue, tmp_path: Path) -> None:
+    work(queue, 50)
+    Relay(queue, JsonlSink(tmp_path / "first")).run_once()
+    copy = read_jsonl(tmp_path / "first")
+    with pytest.raises(InvalidInput, match="checkpoints"):
+        Relay(copy, Plain())
+    for _ in range(2):
+        sink = Plain()
+        Relay(copy, sink, checkpoints=FileCheckpoints(tmp_path / "places.json")).run_once()
+    assert sink.events == []
+    assert FileCheckpoints(tmp_path / "places.json").readers() == {"relay/plain": 150}
+
+
+def test_a_source_with_a_hole_is_not_copied(queue: LeaseQueue) -> None:
+    work(queue, 5)
+    events = queue.events()
+    del events[7]
+
+    class Holed:
+        def events(self, after: int, limit: int) -> list[LeaseEvent]:
+            return [event for event in events if event.sequence_number > after][:limit]
+
+    relay = Relay(Holed(), MemorySink())
+    [status] = relay.run_once()
+    assert status.state == "stopped"
+    assert "missing in the source" in (status.error or "")
+
+
+def test_a_pruned_source_stops_the_sink_rather_than_leave_a_gap(queue: LeaseQueue) -> None:
+    work(queue, 100)
+    sink = MemorySink()
+    sink.deliver(Batch(queue.events(0, 10)))
+    queue.prune_events(before=200)
+    with pytest.raises(EventsPruned):
+        queue.events(10)
+    [status] = Relay(queue, sink).run_once()
+    assert status.state == "stopped"
+    assert "EventsPruned" in (status.error or "")
+
+
+@pytest.mark.parametrize(
+    ("sinks", "field"),
+    [([], "sinks"), ([object()], "sinks"), ([Plain(), Plain()], "sinks"), ([Plain("")], "sinks")],
+)
+def test_wrong_sinks_are_named(queue: LeaseQueue, sinks: list[Plain], field: str) -> None:
+    with pytest.raises(InvalidInput, match=field):
+        Relay(queue, sinks)
+
+
+def test_the_queue_is_not_touched_while_nothing_happens(queue: LeaseQueue) -> None:
+    queue.enqueue(WorkItem("a", "b"))
+    reads = []
+    original = queue.events
+
+    class Watched:
+        namespace = queue.namespace
+
+        def events(self, after: int, limit: int) -> list[LeaseEvent]:
+            reads.append(after)
+            return original(after, limit)
+
+    sinks = [MemorySink(f"m{number}") for number in range(8)]
+    with Relay(Watched(), sinks, interval=0.2, checkpoints=MemoryCheckpoints()) as relay:
+        assert relay.wait_until(1, 10)
+        before = len(reads)
+        started = time.monotonic()
+        time.sleep(1.0)
+        assert len(reads) - before <= (time.monotonic() - started) / 0.2 + 2  # not eight times as many

@@ -1,0 +1,177 @@
+"""Configuration from a file and the environment, sinks by entry point, and the command that runs it all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lease_core import LeaseQueue
+from lease_core.cli import main
+from lease_core.errors import InvalidConfig
+from lease_core.replication import JsonlSink, each_event, read_jsonl, read_sql
+from lease_core.replication.settings import load_settings
+from lease_core.replication.sinks.registry import make_sink, sink_types
+from tests.replication.conftest import work
+
+FILE = """
+[relay]
+url = "sqlite:///{folder}/queue.db"
+interval = 0.05
+
+[sinks.files]
+type = "jsonl"
+path = "{folder}/copy"
+batch_size = 50
+
+[sinks.Elsewhere]
+type = "sql"
+url = "${{COPY_URL}}"
+enabled = false
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "omnirelay.toml"
+    path.write_text(FILE.format(folder=tmp_path))
+    return path
+
+
+def test_the_environment_overrides_the_file(config: Path, tmp_path: Path) -> None:
+    copy = {"COPY_URL": "sqlite:///x.db"}
+    settings = load_settings(config, copy)
+    assert list(settings.enabled()) == ["files"]
+    assert settings.rules()["files"].batch_size == 50
+    [sink] = settings.make_sinks()
+    assert isinstance(sink, JsonlSink)
+    settings = load_settings(
+        config,
+        copy
+        | {
+            "OMNIRELAY_RELAY__NAMESPACE": "other",
+            "OMNIRELAY_SINKS__FILES__BATCH_SIZE": "7",
+            "OMNIRELAY_SINKS__FILES__SHARD": "eu-1",
+            "OMNIRELAY_SINKS__ELSEWHERE__ENABLED": "true",
+            "OMNIRELAY_SINKS__ADDED__TYPE": "memory",
+        },
+    )
+    assert settings.relay.namespace == "other"
+    assert sorted(settings.enabled()) == ["Elsewhere", "added", "files"]
+    assert settings.rules()["files"].batch_size == 7
+    assert [getattr(sink, "shard", None) for sink in settings.make_sinks()] == ["eu-1", None, None]
+
+
+def test_the_environment_alone_will_do(tmp_path: Path) -> None:
+    settings = load_settings(
+        None,
+        {"OMNIRELAY_RELAY__URL": "sqlite://", "OMNIRELAY_SINKS__M__TYPE": "memory", "OMNIRELAY_OTHER": "ignored"},
+    )
+    assert [sink.name for sink in settings.make_sinks()] == ["m"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "field"),
+    [
+        ({}, "COPY_URL"),
+        ({"COPY_URL": "s", "OMNIRELAY_SINKS__FILES__BATCH_SIZE": "none"}, "sinks.files.batch_size"),
+        ({"COPY_URL": "s", "OMNIRELAY_SINKS__FILES__ON_REFUSAL": "cry"}, "sinks.files.on_refusal"),
+        ({"COPY_URL": "s", "OMNIRELAY_RELAY__INTERVAL": "0"}, "relay.interval"),
+        ({"COPY_URL": "s", "OMNIRELAY_RELAY__COLOUR": "red"}, "relay.colour"),
+        ({"COPY_URL": "s", "OMNIRELAY_RELAY__URL__DEEPER": "x"}, "relay.url.deeper"),
+    ],
+)
+def test_what_is_wrong_is_named(config: Path, environment: dict[str, str], field: str) -> None:
+    with pytest.raises(InvalidConfig, match=field.replace(".", r"\.")):
+        load_settings(config, environment)
+
+
+def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="nowhere"):
+        load_settings(tmp_path / "nowhere.toml", {})
+    (tmp_path / "bad.toml").write_text("relay = [")
+    with pytest.raises(InvalidConfig, match="not TOML"):
+        load_settings(tmp_path / "bad.toml", {})
+
+
+def test_wrong_options_of_a_sink_are_named_without_their_values() -> None:
+    with pytest.raises(InvalidConfig, match="colour") as wrong:
+        make_sink("jsonl", "files", {"path": "x", "colour": "hunter2"})
+    assert "hunter2" not in str(wrong.value)
+    with pytest.raises(InvalidConfig, match="there are http, jsonl"):
+        make_sink("carrier-pigeon", "p", {})
+
+
+def test_an_installed_package_adds_a_sink_without_touching_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pigeon.py").write_text(
+        "class PigeonSink:\n"
+        "    def __init__(self, name, loft):\n"
+        "        self.name, self.loft, self.sent = name, loft, 0\n"
+        "    def deliver(self, batch):\n"
+        "        self.sent += len(batch)\n"
+    )
+    info = tmp_path / "pigeon-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pigeon\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[omnirelay.sinks]\npigeon = pigeon:PigeonSink\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "pigeon" in sink_types()
+    sink = make_sink("pigeon", "p1", {"loft": "roof"})
+    assert (sink.name, sink.loft) == ("p1", "roof")  # type: ignore[attr-defined]
+
+
+# The command
+
+
+def test_once_delivers_everything_and_says_how_it_went(
+    config: Path, queue: LeaseQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work(queue, 100)
+    monkeypatch.setenv("COPY_URL", f"sqlite:///{tmp_path}/copy.db")
+    monkeypatch.setenv("OMNIRELAY_SINKS__ELSEWHERE__ENABLED", "true")
+    assert main(["relay", "--config", str(config), "--once"]) == 0
+    assert list(read_jsonl(tmp_path / "copy").read(strict=True)) == list(each_event(queue))
+    assert list(read_sql(f"sqlite:///{tmp_path}/copy.db", "resourcelease").read()) == list(each_event(queue))
+
+
+def test_once_fails_if_a_sink_does(
+    config: Path, queue: LeaseQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work(queue, 1)
+    monkeypatch.setenv("COPY_URL", f"sqlite:///{tmp_path}/no/such/folder.db")
+    monkeypatch.setenv("OMNIRELAY_SINKS__ELSEWHERE__ENABLED", "true")
+    assert main(["relay", "--config", str(config), "--once"]) == 1
+
+
+def test_bad_configuration_is_told_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["relay", "--config", str(tmp_path / "nowhere.toml")]) == 2
+    assert capsys.readouterr().err.startswith("omnirelay: config: ")
+
+
+def test_the_process_follows_the_queue_and_stops_on_sigterm(config: Path, queue: LeaseQueue, tmp_path: Path) -> None:
+    work(queue, 50)
+    relay = subprocess.Popen(
+        [sys.executable, "-m", "lease_core.cli", "relay", "--config", str(config)],
+        env=os.environ | {"COPY_URL": "x"},
+        stderr=subprocess.PIPE,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        head = work(queue, 50)
+        while queue.readers().get("relay/files") != head:
+            assert time.monotonic() < deadline, "the relay did not catch up"
+            assert relay.poll() is None
+            time.sleep(0.05)
+    finally:
+        relay.send_signal(signal.SIGTERM)
+        _, said = relay.communicate(timeout=30)
+    assert relay.returncode == 0, said
+    assert b"sink files is running at event" in said
+    assert list(read_jsonl(tmp_path / "copy").read(strict=True)) == list(each_event(queue))
