@@ -46,7 +46,11 @@ FULL = Plan(EVERYTHING, 5, measure.Pace(0.2, 0.4, 0.15), (10_000, 1_000_000), 40
 QUICK = Plan(((1, 1), (100, 1), (100, 8)), 3, measure.Pace(0.1, 0.25, 0.06), (10_000, 100_000), 60)
 LIMITS = (1, 100)
 PARTS = ("sqlite", "postgres", "latency", "memory", "dagster")
-APART = {"iceberg": "benchmarks.iceberg", "spark-log": "benchmarks.spark_log"}
+APART = {
+    "replication": "benchmarks.replication",
+    "iceberg": "benchmarks.iceberg",
+    "spark-log": "benchmarks.spark_log",
+}
 
 
 def main() -> int:

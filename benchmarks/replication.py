@@ -1,0 +1,429 @@
+"""Replication: the codec against orjson, the relay to each sink against that sink's bare client, and what a relay
+costs the queue.
+
+A bare client writes the very bytes that the sink would, made beforehand, in the same batches: it reads no log, encodes
+nothing and keeps no checkpoint. Raw and relay take turns within a round, and a ratio is the median over the rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import multiprocessing
+import os
+import sqlite3
+import statistics
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import nats
+import obstore
+import psycopg
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import stores
+from benchmarks.targets import Target
+from lease_core import LeaseQueue, WorkItem
+from lease_core.replication import (
+    Batch,
+    HttpSink,
+    JsonlSink,
+    NatsSink,
+    ObjectStoreSink,
+    OpenLineageSink,
+    Relay,
+    Rules,
+    Sink,
+    SqlSink,
+    decode_event,
+    decode_events,
+    encode_events,
+)
+from lease_core.replication.sealed import Seal, seal
+from lease_core.replication.sinks.object_store import key_of, open_object_store
+from lease_core.replication.sinks.openlineage import run_event
+from tests.servers.nats import NatsServer
+from tests.servers.ports import free_port
+from tests.servers.s3 import S3Server
+
+BATCH = 1_000
+SINK_RATIO, CODEC_RATIO, QUEUE_RATIO = 0.6, 0.4, 0.9
+Contest = tuple[str, int, Callable[[Any, list[Batch]], Callable[[], None]], Callable[[Any], Sink]]
+
+
+class Bench:
+    """One run: a log to replicate, the servers, and what was measured."""
+
+    def __init__(self, scratch: Path, quick: bool, console: Console, stack: ExitStack) -> None:
+        self.scratch, self.quick, self.console, self.stack = scratch, quick, console, stack
+        self.rounds = 3 if quick else 7
+        self.rows: list[dict[str, Any]] = []
+        self.targets: list[Target] = []
+        self.numbers = itertools.count()
+        self.queue = stack.enter_context(LeaseQueue.open(f"sqlite:///{scratch}/source.db"))
+        self.batches = self._fill(10_000 if quick else 40_000)
+
+    def _fill(self, items: int) -> list[Batch]:
+        for start in range(0, items, 500):
+            self.queue.enqueue(
+                [WorkItem("file", f"s3://raw/{start + n}.json", attributes={"etag": "9f2c"}) for n in range(500)]
+            )
+            leases = self.queue.lease("worker-1", limit=500)
+            self.queue.complete(leases, result={"uri": f"s3://out/{start}.parquet"})
+        head = self.queue.stats().head
+        pages = [self.queue.event_lines(after, BATCH) for after in range(0, head, BATCH)]
+        return [Batch.of_lines("resourcelease", 1 + BATCH * n, lines) for n, lines in enumerate(pages)]
+
+    def record(self, work: str, ours: list[float], theirs: list[float], needed: float) -> None:
+        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+        verdict = "PASS" if ratio >= needed else "MISS"
+        row = {
+            "work": work,
+            "ours_per_second": round(statistics.median(ours)),
+            "raw_per_second": round(statistics.median(theirs)),
+            "ratio": round(ratio, 3),
+            "needed": needed,
+            "verdict": verdict,
+        }
+        self.rows.append(row)
+        self.targets.append(Target(work, f"at least {needed:g}x", ratio, verdict))
+        self.console.print(f"{work}: {row['ours_per_second']:,} against {row['raw_per_second']:,}, {ratio:.2f}x")
+
+
+def run(scratch: Path, quick: bool, console: Console, results: Path) -> list[Target]:
+    """Measure everything, show it and write it to ``results``."""
+    with ExitStack() as stack:
+        bench = Bench(scratch, quick, console, stack)
+        codec(bench)
+        sinks(bench)
+        queue_beside_a_relay(bench)
+        table = Table(title="Replication, events per second", title_justify="left", title_style="bold")
+        for column in ("work", "ours", "raw", "ratio", "needed", "verdict"):
+            table.add_column(column, justify="left" if column in ("work", "verdict") else "right")
+        for row in bench.rows:
+            table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()))
+        console.print(table)
+        name = "replication-quick.json" if quick else "replication.json"
+        results.mkdir(exist_ok=True)
+        (results / name).write_text(
+            json.dumps({"schema_version": 1, "quick": quick, "rows": bench.rows}, indent=1) + "\n"
+        )
+        return bench.targets
+
+
+def rate(events: int, work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return events / (time.perf_counter() - started)
+
+
+# The codec
+
+
+def codec(bench: Bench) -> None:
+    import orjson
+
+    lines = [line for batch in bench.batches[:20] for line in batch.lines]
+    plain = [orjson.loads(line) for line in lines]
+    events = [decode_event(line) for line in lines]
+    payload = encode_events(events)
+    ours: dict[str, list[float]] = {"encode": [], "decode": []}
+    theirs: dict[str, list[float]] = {"encode": [], "decode": []}
+    for _ in range(bench.rounds):
+        theirs["encode"].append(rate(len(lines), lambda: [orjson.dumps(each) for each in plain]))
+        ours["encode"].append(rate(len(lines), lambda: encode_events(events)))
+        theirs["decode"].append(rate(len(lines), lambda: [orjson.loads(line) for line in lines]))
+        ours["decode"].append(rate(len(lines), lambda: decode_events(payload)))
+    for what in ours:
+        bench.record(f"codec, {what}, against orjson on plain dictionaries", ours[what], theirs[what], CODEC_RATIO)
+
+
+# Sinks
+
+
+def sinks(bench: Bench) -> None:
+    for name, most, raw, ours in contests(bench):
+        batches = bench.batches[: max(1, most // BATCH)]
+        events = sum(map(len, batches))
+        rates: tuple[list[float], list[float]] = ([], [])
+        for number in range(bench.rounds + 1):
+            place = bench.scratch / f"{name.replace(' ', '-')}-{next(bench.numbers)}"
+            bare = rate(events, raw(place / "raw", batches))
+            relayed = relay_rate(bench, ours(place / "ours"), batches)
+            if number:  # the first round only warms up
+                rates[0].append(relayed)
+                rates[1].append(bare)
+        bench.record(f"relay to {name}, against its bare client", *rates, SINK_RATIO)
+
+
+def relay_rate(bench: Bench, sink: Sink, batches: list[Batch]) -> float:
+    """Events a second from the log to the sink, checkpoints kept in the queue as always."""
+    events = sum(map(len, batches))
+    bench.queue.drop_reader(f"relay/{sink.name}")
+    relay = Relay(bench.queue, sink, rules=Rules(batch_size=BATCH, linger=0))
+    started = time.perf_counter()
+    [status] = relay.run_once(max_batches=len(batches))
+    seconds = time.perf_counter() - started
+    relay.stop()
+    assert status.position == batches[-1].last, status
+    return events / seconds
+
+
+def contests(bench: Bench) -> Iterator[Contest]:
+    """Each sink with its bare client, and how many events to give them."""
+    many, some, few = (20_000, 10_000, 3_000) if bench.quick else (100_000, 40_000, 6_000)
+    yield "a JSONL file, fsync", many, raw_file, lambda place: JsonlSink(place)
+    yield "objects on local disk", many, raw_objects({}), lambda place: ObjectStoreSink(f"file://{place}")
+    yield "SQLite", many, raw_sqlite, lambda place: SqlSink(f"sqlite:///{place.parent.with_suffix('.db')}")
+    with S3Server() as s3:
+        given = {"options": s3.options, "client_options": s3.client_options}
+        url = s3.make_bucket("bench")
+        yield (
+            "S3 (moto)",
+            some,
+            raw_objects({"url": url, **given}),
+            lambda place: ObjectStoreSink(f"{url}/{place.parent.name}/ours", **given),
+        )
+    with stores.postgres(bench.scratch / "postgres") as databases:
+        yield "PostgreSQL", some, raw_postgres(databases), lambda place: SqlSink(fresh_postgres(databases))
+    with NatsServer(bench.scratch / "nats") as server:
+        yield (
+            "NATS JetStream",
+            some,
+            raw_nats(server.url),
+            lambda place: NatsSink(server.url, stream=place.parent.name[-8:], subject=place.parent.name[-8:]),
+        )
+    with endpoint() as root:
+        yield "an HTTP endpoint", many, raw_http(root), lambda place: HttpSink(f"{root}/events")
+        yield "OpenLineage", few, raw_openlineage(root), lambda place: OpenLineageSink(root)
+
+
+def sealed(batches: list[Batch]) -> list[bytes]:
+    """The bytes that files and objects hold."""
+    made: list[bytes] = []
+    last: Seal | None = None
+    for batch in batches:
+        data, last = seal(batch, last)
+        made.append(data)
+    return made
+
+
+def raw_file(place: Path, batches: list[Batch]) -> Callable[[], None]:
+    blocks = sealed(batches)
+    place.parent.mkdir(parents=True)
+
+    def write() -> None:
+        file = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for block in blocks:
+            os.write(file, block)
+            os.fdatasync(file)
+        os.close(file)
+
+    return write
+
+
+def raw_objects(given: dict[str, Any]) -> Callable[[Path, list[Batch]], Callable[[], None]]:
+    def prepare(place: Path, batches: list[Batch]) -> Callable[[], None]:
+        blocks = sealed(batches)
+        where = f"{given['url']}/{place.parent.name}/raw" if given else f"file://{place}"
+        store = open_object_store(where, given.get("options"), given.get("client_options"))
+
+        def write() -> None:
+            for batch, block in zip(batches, blocks, strict=True):
+                obstore.put(store, key_of(batch.namespace, batch.first), block, mode="create")
+
+        return write
+
+    return prepare
+
+
+TABLE = (
+    "create table events (source varchar(255), namespace varchar(1024), sequence_number bigint, event text, "
+    "crc32 bigint, primary key (source, namespace, sequence_number))"
+)
+
+
+def rows_of(batch: Batch) -> list[tuple[str, str, int, str, int]]:
+    return [
+        ("", batch.namespace, number, line.decode(), zlib.crc32(line))
+        for number, line in zip(batch.numbers, batch.lines, strict=True)
+    ]
+
+
+def raw_sqlite(place: Path, batches: list[Batch]) -> Callable[[], None]:
+    rows = [rows_of(batch) for batch in batches]
+    connection = sqlite3.connect(place.parent.with_name(place.parent.name + "-raw.db"))
+    connection.execute(TABLE)
+
+    def write() -> None:
+        for each in rows:
+            with connection:
+                connection.executemany("insert into events values (?, ?, ?, ?, ?)", each)
+
+    return write
+
+
+def fresh_postgres(databases: stores.PostgresDatabases) -> str:
+    return databases._endpoint.create_database(databases._name("relay"))
+
+
+def raw_postgres(databases: stores.PostgresDatabases) -> Callable[[Path, list[Batch]], Callable[[], None]]:
+    def prepare(place: Path, batches: list[Batch]) -> Callable[[], None]:
+        rows = [rows_of(batch) for batch in batches]
+        connection = psycopg.connect(stores.plain(fresh_postgres(databases)))
+        connection.execute(TABLE)
+        connection.commit()
+
+        def write() -> None:
+            for each in rows:
+                with connection.transaction(), connection.cursor() as cursor:
+                    cursor.executemany("insert into events values (%s, %s, %s, %s, %s)", each)
+
+        return write
+
+    return prepare
+
+
+def raw_nats(url: str) -> Callable[[Path, list[Batch]], Callable[[], None]]:
+    def prepare(place: Path, batches: list[Batch]) -> Callable[[], None]:
+        stream = f"raw{place.parent.name[-8:]}"
+        for batch in batches:
+            _ = batch.lines
+
+        async def write() -> None:
+            connection = await nats.connect(url)
+            jetstream = connection.jetstream()
+            await jetstream.add_stream(name=stream, subjects=[stream])
+            for batch in batches:
+                under_way = [
+                    await jetstream.publish_async(stream, line, headers={"Nats-Msg-Id": f"{batch.namespace}:{number}"})
+                    for number, line in zip(batch.numbers, batch.lines, strict=True)
+                ]
+                await asyncio.gather(*under_way)
+            await connection.close()
+
+        return lambda: asyncio.run(write())
+
+    return prepare
+
+
+def raw_http(root: str) -> Callable[[Path, list[Batch]], Callable[[], None]]:
+    def prepare(place: Path, batches: list[Batch]) -> Callable[[], None]:
+        payloads = [batch.payload for batch in batches]
+
+        def write() -> None:
+            with httpx.Client() as client:
+                for payload in payloads:
+                    client.post(f"{root}/events", content=payload).raise_for_status()
+
+        return write
+
+    return prepare
+
+
+def raw_openlineage(root: str) -> Callable[[Path, list[Batch]], Callable[[], None]]:
+    from openlineage.client import OpenLineageClient
+
+    def prepare(place: Path, batches: list[Batch]) -> Callable[[], None]:
+        made = [run_event(event) for batch in batches for event in batch.events if event.type == "Completed"]
+        client = OpenLineageClient(config={"transport": {"type": "http", "url": root}})
+
+        def write() -> None:
+            for each in made:
+                client.emit(each)
+
+        return write
+
+    return prepare
+
+
+@contextmanager
+def endpoint() -> Iterator[str]:
+    """An endpoint in a process of its own that reads what it gets and says yes."""
+    port = free_port()
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(port,), daemon=True)
+    process.start()
+    root = f"http://127.0.0.1:{port}"
+    try:
+        while True:
+            try:
+                httpx.post(f"{root}/events", content=b"")
+                break
+            except httpx.ConnectError:
+                time.sleep(0.05)
+        yield root
+    finally:
+        process.terminate()
+        process.join()
+
+
+def serve(port: int) -> None:
+    import uvicorn
+
+    async def take(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    uvicorn.run(take, host="127.0.0.1", port=port, log_level="error", lifespan="off")
+
+
+# The queue beside a relay
+
+
+def queue_beside_a_relay(bench: Bench) -> None:
+    """Whole cycles in batches of 100: alone, with a relay process that follows, and with one whose sink is dead."""
+    seconds = 1.0 if bench.quick else 3.0
+    rates: dict[str, list[float]] = {"alone": [], "file": [], "dead": []}
+    for number in range(bench.rounds):
+        order = list(rates)
+        for case in order[number % 3 :] + order[: number % 3]:
+            folder = bench.scratch / f"beside-{next(bench.numbers)}"
+            folder.mkdir()
+            with LeaseQueue.open(f"sqlite:///{folder}/queue.db") as queue, beside(case, folder, queue):
+                rates[case].append(cycles(queue, seconds))
+    bench.record("the queue with a relay running, against alone", rates["file"], rates["alone"], QUEUE_RATIO)
+    bench.record("the queue with a relay to a dead sink, against alone", rates["dead"], rates["alone"], QUEUE_RATIO)
+
+
+def cycles(queue: LeaseQueue, seconds: float) -> float:
+    done, started = 0, time.perf_counter()
+    while (taken := time.perf_counter() - started) < seconds:
+        queue.enqueue([WorkItem("file", f"s3://raw/{done + n}.json") for n in range(100)])
+        queue.complete(queue.lease("w", limit=100))
+        done += 100
+    return done / taken
+
+
+@contextmanager
+def beside(case: str, folder: Path, queue: LeaseQueue) -> Iterator[None]:
+    if case == "alone":
+        yield
+        return
+    sink = {"file": f'type = "jsonl"\npath = "{folder}/copy"', "dead": 'type = "http"\nurl = "http://127.0.0.1:9/"'}
+    config = folder / "relay.toml"
+    config.write_text(f'[relay]\nurl = "sqlite:///{folder}/queue.db"\n[sinks.one]\n{sink[case]}\n')
+    with (folder / "relay.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lease_core.cli", "relay", "--config", str(config)], stderr=log, stdout=log
+        )
+    try:
+        queue.enqueue(WorkItem("file", "first"))
+        while "relay/one" not in queue.readers():
+            time.sleep(0.05)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
