@@ -466,7 +466,7 @@ class LeaseQueue:
         limits.count("limit", limit, _MOST_LISTED)
         return reading.events(self._store, self._ns, self.namespace, after, limit)
 
-    def event_lines(self, after: int = 0, limit: int = 1_000) -> list[bytes]:
+    def event_lines(self, after: int = 0, limit: int = 1_000) -> list[str]:
         """The same as ``events``, each as JSON in the form that is published: for copying them without looking."""
         _not_negative("after", after)
         limits.count("limit", limit, _MOST_LISTED)

@@ -104,9 +104,9 @@ def events(store: Store, ns: int, namespace: str, after: int, limit: int) -> lis
     return found
 
 
-def event_lines(store: Store, ns: int, namespace: str, after: int, limit: int) -> list[bytes]:
+def event_lines(store: Store, ns: int, namespace: str, after: int, limit: int) -> list[str]:
     """The same as ``events``, each encoded as the wire has it."""
-    found: list[bytes] = []
+    found: list[str] = []
     for first, _, document in _documents(store, ns, after, limit):
         found.extend(islice(log_lines.lines(namespace, first, document, after), limit - len(found)))
         if len(found) == limit:

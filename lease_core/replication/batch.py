@@ -8,7 +8,7 @@ from functools import cached_property
 
 from lease_core.errors import InvalidInput
 from lease_core.model import LeaseEvent
-from lease_core.replication.codec import decode_event, decode_events, encode_event
+from lease_core.replication.codec import decode_event, decode_events, encode_events
 
 
 class Batch:
@@ -27,7 +27,7 @@ class Batch:
         self.last = events[-1].sequence_number
 
     @classmethod
-    def of_lines(cls, namespace: str, first: int, lines: Sequence[bytes]) -> Batch:
+    def of_lines(cls, namespace: str, first: int, lines: Sequence[str]) -> Batch:
         """A batch of encoded events, numbered from ``first`` without a gap."""
         if not lines:
             raise InvalidInput("lines", "a batch needs at least one")
@@ -41,12 +41,12 @@ class Batch:
         return decode_events(self.payload)
 
     @cached_property
-    def lines(self) -> Sequence[bytes]:
-        return [encode_event(event) for event in self.events]
+    def lines(self) -> Sequence[str]:
+        return encode_events(self.events).decode().split("\n")[:-1]
 
     @cached_property
     def payload(self) -> bytes:
-        return b"\n".join(self.lines) + b"\n"
+        return ("\n".join(self.lines) + "\n").encode()
 
     @cached_property
     def oldest(self) -> datetime:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from pathlib import Path
 
 
@@ -13,6 +14,21 @@ def force_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def place_file(path: Path, content: bytes) -> None:
+    """Make a file with this content where there is none; raises ``FileExistsError``. Nobody ever sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with fresh.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+    force_folder(path.parent)
 
 
 def replace_file(path: Path, content: bytes) -> None:

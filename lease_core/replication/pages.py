@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 
 from lease_core.replication.batch import Batch
@@ -24,13 +25,15 @@ class Pages:
 
     def __init__(self, source: EventSource, size: int, kept: int, quiet: float) -> None:
         self._source = source
-        self._lines: Callable[[int, int], Sequence[bytes]] | None = getattr(source, "event_lines", None)
+        self._lines: Callable[[int, int], Sequence[str]] | None = getattr(source, "event_lines", None)
         self._size = size
         self._quiet = quiet
         self._pages: deque[Batch] = deque(maxlen=kept)
         self._lock = threading.Lock()
         self._ended: tuple[int, float] = (-1, 0.0)
         self._namespace: str | None = getattr(source, "namespace", None)
+        self._reader: ThreadPoolExecutor | None = None
+        self._ahead: tuple[int, Future[Batch | None]] | None = None
         self._offset = (0.0, float("-inf"))
         self._head = (0, float("-inf"))
 
@@ -50,13 +53,36 @@ class Pages:
             asked = self._ended[0] == number and time.monotonic() < self._ended[1]
             if asked or (rest is not None and (len(rest) >= limit or not fill)):
                 return None if rest is None else rest.head(limit)
-            read = self._read(number)
+            read = self._take(number)
             if read is None or (fill and len(read) < limit):
                 self._ended = (number, time.monotonic() + self._quiet)
             if read is None:
                 return None
             self._pages.appendleft(read)
             return read.head(limit)
+
+    def _take(self, number: int) -> Batch | None:
+        """The page above ``number``: the one that was read ahead, if it is that, or else read now.
+
+        While a full page is on its way to the sinks the next one is read by a thread, so that reading and writing take
+        their time at once rather than in turn.
+        """
+        ahead, self._ahead = self._ahead, None
+        read = ahead[1].result() if ahead is not None and ahead[0] == number else None
+        if read is None:  # a page that was empty then may not be now
+            read = self._read(number)
+        if read is not None and len(read) == self._size:
+            if self._reader is None:
+                self._reader = ThreadPoolExecutor(1, thread_name_prefix="relay-read-ahead")
+            self._ahead = (read.last, self._reader.submit(self._read, read.last))
+        return read
+
+    def close(self) -> None:
+        """Let go of the thread that reads ahead; it comes back when it is needed."""
+        with self._lock:
+            reader, self._reader, self._ahead = self._reader, None, None
+        if reader is not None:
+            reader.shutdown(wait=True)
 
     def wake(self) -> None:
         """Ask the source at the next call, even if it had nothing a moment ago."""

@@ -91,6 +91,8 @@ class Relay:
         for lane in self._lanes:
             if f"relay-{lane.sink.name}" not in busy:
                 lane.close()
+        if ended:
+            self._pages.close()
         if self._threads and ended:
             self._threads = []
             self._working.release()
@@ -132,6 +134,7 @@ class Relay:
             with ThreadPoolExecutor(len(self._lanes), thread_name_prefix="relay") as pool:
                 list(pool.map(lambda lane: _run_some(lane, max_batches, deadline), self._lanes))
         finally:
+            self._pages.close()
             self._working.release()
         return self.status()
 

@@ -62,7 +62,7 @@ def entries(draw: st.DrawFn) -> Entry:
 def test_any_document(namespace: str, first: int, made: list[Entry], skipped: int) -> None:
     document = log.encode(1_700_000_000_000_000, made)
     after = first - 1 + skipped
-    expected = [encode_event(event) for event in log.expand(namespace, first, document, after)]
+    expected = [encode_event(event).decode() for event in log.expand(namespace, first, document, after)]
     assert list(log_lines.lines(namespace, first, document, after)) == expected
 
 
@@ -80,4 +80,6 @@ def test_a_queue_that_did_everything() -> None:
         queue.restore(queue.drain(3))
         for after in (0, 1, 7, 30):
             for limit in (1, 5, 1_000):
-                assert queue.event_lines(after, limit) == [encode_event(each) for each in queue.events(after, limit)]
+                assert queue.event_lines(after, limit) == [
+                    encode_event(each).decode() for each in queue.events(after, limit)
+                ]

@@ -118,7 +118,7 @@ class NatsSink:
             if before:
                 headers[_FOLLOWS] = f"{batch.namespace}:{before}"
             try:
-                under_way.append(await jetstream.publish_async(subject, line, headers=headers))
+                under_way.append(await jetstream.publish_async(subject, line.encode(), headers=headers))
             except _nats().errors.MaxPayloadError:
                 await asyncio.gather(*under_way)
                 raise RefusedForGood("it is larger than the server takes (max_payload)", number) from None

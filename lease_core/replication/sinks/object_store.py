@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from lease_core.errors import InvalidInput
 from lease_core.model import LeaseEvent
 from lease_core.replication.batch import Batch
+from lease_core.replication.durable_file import place_file
 from lease_core.replication.errors import CorruptCopy
 from lease_core.replication.paged import Paged
 from lease_core.replication.sealed import Block, Seal, Torn, blocks, seal
@@ -46,7 +48,6 @@ class ObjectStoreSink:
         self._lock = threading.Lock()
 
     def deliver(self, batch: Batch) -> None:
-        import obstore
         from obstore.exceptions import AlreadyExistsError
 
         with self._lock:
@@ -54,8 +55,11 @@ class ObjectStoreSink:
             while rest := rest and rest.after(self._position(batch.namespace)):
                 data, made = seal(rest, self._ends[batch.namespace])
                 try:
-                    obstore.put(self._store, key_of(batch.namespace, rest.first), data, mode="create")
-                except AlreadyExistsError:  # another relay, or this one before its answer was lost: go on after that
+                    put_new(self._store, key_of(batch.namespace, rest.first), data)
+                except (
+                    AlreadyExistsError,
+                    FileExistsError,
+                ):  # another relay, or this one before its answer was lost: go on after that
                     self._ends[batch.namespace] = self._seal_at(key_of(batch.namespace, rest.first))
                 except BaseException:
                     self._ends.pop(batch.namespace)
@@ -100,6 +104,17 @@ def open_object_store(
 
 def key_of(namespace: str, first: int) -> str:
     return f"{folder_name(namespace)}/{first:020d}{_SUFFIX}"
+
+
+def put_new(store: ObjectStore, key: str, data: bytes) -> None:
+    """Put an object where there is none, durably. Raises if there is one."""
+    import obstore
+    from obstore.store import LocalStore
+
+    if isinstance(store, LocalStore) and store.prefix is not None:
+        place_file(Path(store.prefix) / key, data)  # the library leaves a local file to the system's cache
+    else:
+        obstore.put(store, key, data, mode="create")
 
 
 def keys(store: ObjectStore, namespace: str) -> list[str]:

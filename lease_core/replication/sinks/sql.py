@@ -61,7 +61,7 @@ class SqlSink:
             if position and rest.first != position + 1:
                 raise HistoryDiffers(f"the copy ends at event {position}, and {rest.first} does not follow it")
             rows = [
-                (self._source, rest.namespace, number, line.decode(), zlib.crc32(line))
+                (self._source, rest.namespace, number, line, zlib.crc32(line.encode()))
                 for number, line in zip(rest.numbers, rest.lines, strict=True)
             ]
             connection.exec_driver_sql(self._insert, rows)
