@@ -3,6 +3,7 @@
 Depends on the model only, so that anything can publish and consume events without a queue.
 """
 
+from lease_core.replication.archive import WithArchive, prune_archived
 from lease_core.replication.backoff import Backoff
 from lease_core.replication.batch import Batch
 from lease_core.replication.checkpoints import FileCheckpoints, MemoryCheckpoints
@@ -50,6 +51,7 @@ __all__ = [
     "SinkUnavailable",
     "SqlSink",
     "UnreadableEvent",
+    "WithArchive",
     "decode_event",
     "decode_events",
     "each_event",
@@ -57,6 +59,7 @@ __all__ = [
     "encode_events",
     "fan_out",
     "json_schema",
+    "prune_archived",
     "read_jsonl",
     "read_segments",
     "read_sql",

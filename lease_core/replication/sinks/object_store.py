@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -12,7 +14,7 @@ from lease_core.errors import InvalidInput
 from lease_core.model import LeaseEvent
 from lease_core.replication.batch import Batch
 from lease_core.replication.durable_file import place_file
-from lease_core.replication.errors import CorruptCopy
+from lease_core.replication.errors import CorruptCopy, SinkUnavailable
 from lease_core.replication.paged import Paged
 from lease_core.replication.sealed import Block, Seal, Torn, blocks, seal
 from lease_core.replication.sinks.jsonl import folder_name
@@ -50,7 +52,7 @@ class ObjectStoreSink:
     def deliver(self, batch: Batch) -> None:
         from obstore.exceptions import AlreadyExistsError
 
-        with self._lock:
+        with self._lock, _without_secrets():
             rest: Batch | None = batch
             while rest := rest and rest.after(self._position(batch.namespace)):
                 data, made = seal(rest, self._ends[batch.namespace])
@@ -68,7 +70,7 @@ class ObjectStoreSink:
                     self._ends[batch.namespace] = made
 
     def position(self, namespace: str) -> int | None:
-        with self._lock:
+        with self._lock, _without_secrets():
             self._ends.pop(namespace, None)
             return self._position(namespace)
 
@@ -81,6 +83,18 @@ class ObjectStoreSink:
 
     def _seal_at(self, key: str) -> Seal:
         return segment(self._store, key).seal
+
+
+@contextmanager
+def _without_secrets() -> Iterator[None]:
+    """A store's errors may show the address of a request, and in its query a signature."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except BaseError as error:
+        said = re.sub(r"\?[^\s\"')]+", "?...", str(error))[:300]
+        raise SinkUnavailable(f"{type(error).__name__}: {said}") from None
 
 
 def open_object_store(

@@ -109,7 +109,7 @@ def open_engine(url: str | sa.URL) -> sa.Engine:
         parsed = sa.make_url(url)
         if parsed.drivername in ("postgresql", "postgres"):
             parsed = parsed.set(drivername="postgresql+psycopg")
-        return sa.create_engine(parsed, pool_pre_ping=True)
+        return sa.create_engine(parsed, pool_pre_ping=True, hide_parameters=True)
     except (sa.exc.ArgumentError, ValueError):
         raise InvalidInput("url", "is not a database URL that SQLAlchemy can use") from None
     except ImportError as error:
