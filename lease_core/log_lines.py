@@ -6,8 +6,8 @@ and the rest is put in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime
+from json.encoder import encode_basestring as _quoted
 from typing import Any
 
 import msgspec
@@ -19,46 +19,54 @@ _decoder = msgspec.json.Decoder(Document)
 _encode = msgspec.json.Encoder().encode
 
 
-def lines(namespace: str, first: int, document: bytes, after: int = 0) -> Iterator[str]:
+def lines(namespace: str, first: int, document: bytes, after: int = 0) -> list[str]:
     """The events of one document whose numbers begin at ``first``, as JSON, leaving out those up to ``after``."""
     parsed = _decoder.decode(document)
     at = to_datetime(parsed.at)
     number = first
+    found: list[str] = []
     for entry in parsed.entries:
         begin = max(0, after + 1 - number)
         if begin < entry.n:
-            yield from _entry_lines(namespace, number, at, parsed.v, entry, begin)
+            found += _entry_lines(namespace, number, at, parsed.v, entry, begin)
         number += entry.n
+    return found
 
 
-def _entry_lines(namespace: str, number: int, at: datetime, version: int, entry: Entry, begin: int) -> Iterator[str]:
+def _entry_lines(namespace: str, number: int, at: datetime, version: int, entry: Entry, begin: int) -> list[str]:
     """The events of one entry from the one at ``begin`` on. Spelt out, as this is where all the time goes."""
     start, kind, told, rest = _shared(namespace, at, version, entry)
-    items = _items(entry)[begin:]
-    pending = entry.pending + entry.pending_step * begin
-    active = entry.active + entry.active_step * begin
-    sequence_id = (entry.id or 0) + begin
-    fence = number + begin if entry.type == EventType.LEASE_GRANTED else (entry.fence or 0) + begin
-    identified = entry.id is not None
-    leased = entry.lease is not None
+    numbers = range(number + begin, number + entry.n)
+    items, depths = _items(entry)[begin:], _depths(entry)[begin:]
+    if entry.id is None:
+        return [
+            f"{start}{place}{kind}{item}{told}{depth}{rest}"
+            for place, item, depth in zip(numbers, items, depths, strict=True)
+        ]
+    ids = range(entry.id + begin, entry.id + entry.n)
+    if entry.lease is None:
+        return [
+            f'{start}{place}{kind},"sequenceId":{sequence_id}{item}{told}{depth}{rest}'
+            for place, sequence_id, item, depth in zip(numbers, ids, items, depths, strict=True)
+        ]
+    granted = entry.fence or 0
+    fences = numbers if entry.type == EventType.LEASE_GRANTED else range(granted + begin, granted + entry.n)
     proof = f',"attempt":{entry.attempt or 0},"leaseId":{_json(entry.lease)},"fence":'
-    for place, item in enumerate(items, number + begin):
-        pending += entry.pending_step
-        active += entry.active_step
-        depth = f',"pending":{pending}' if pending else ""
-        if active:
-            depth = f'{depth},"active":{active}'
-        if leased and identified:
-            yield (
-                f'{start}{place}{kind},"sequenceId":{sequence_id},"token":{{"sequenceId":{sequence_id}{proof}{fence}}}'
-                f"{item}{told}{depth}{rest}"
-            )
-        elif identified:
-            yield f'{start}{place}{kind},"sequenceId":{sequence_id}{item}{told}{depth}{rest}'
-        else:
-            yield f"{start}{place}{kind}{item}{told}{depth}{rest}"
-        sequence_id += 1
-        fence += 1
+    return [
+        f'{start}{place}{kind},"sequenceId":{sequence_id},"token":{{"sequenceId":{sequence_id}{proof}{fence}}}'
+        f"{item}{told}{depth}{rest}"
+        for place, sequence_id, fence, item, depth in zip(numbers, ids, fences, items, depths, strict=True)
+    ]
+
+
+def _depths(entry: Entry) -> list[str]:
+    """The queue's depth after each event, as fields; a depth of 0 is left out."""
+    steps = range(1, entry.n + 1)
+    return [
+        (f',"pending":{pending}' if (pending := entry.pending + entry.pending_step * step) else "")
+        + (f',"active":{active}' if (active := entry.active + entry.active_step * step) else "")
+        for step in steps
+    ]
 
 
 def _shared(namespace: str, at: datetime, version: int, entry: Entry) -> tuple[str, str, str, str]:
@@ -104,8 +112,8 @@ def _items(entry: Entry) -> list[str]:
 
 def _texts(field: str, value: Any, n: int) -> list[str]:
     if isinstance(value, list):
-        return ["" if each is None else f"{field}{_json(each)}" for each in value]
-    return ["" if value is None else f"{field}{_json(value)}"] * n
+        return ["" if each is None else field + _quoted(each) for each in value]
+    return ["" if value is None else field + _quoted(value)] * n
 
 
 def _moment(micros: int | None) -> datetime | None:

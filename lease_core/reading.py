@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 
 import msgspec
 
@@ -108,10 +108,10 @@ def event_lines(store: Store, ns: int, namespace: str, after: int, limit: int) -
     """The same as ``events``, each encoded as the wire has it."""
     found: list[str] = []
     for first, _, document in _documents(store, ns, after, limit):
-        found.extend(islice(log_lines.lines(namespace, first, document, after), limit - len(found)))
-        if len(found) == limit:
+        found += log_lines.lines(namespace, first, document, after)
+        if len(found) >= limit:
             break
-    return found
+    return found[:limit]
 
 
 def completions(store: Store, ns: int, after: int, upto: int | None, limit: int) -> tuple[list[Completion], int]:
