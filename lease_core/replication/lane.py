@@ -126,14 +126,13 @@ class Lane:
             self._labels["omnirelay.namespace"] = namespace
             self._position = self._known = self._recall(namespace)
         batch = self._pages.after(self._position, self.rules.batch_size, fill=self._linger > 0)
-        if batch is None or self._should_linger(batch):
+        found = batch is not None and not self._should_linger(batch)
+        if batch is not None and found:
+            self._telemetry.read(self._labels, len(batch))
+            self._send(batch)
+        if self._age() >= self.rules.checkpoint_every:  # also while idle: a checkpoint is a write to the queue
             self.save()
-            return False
-        self._telemetry.read(self._labels, len(batch))
-        self._send(batch)
-        if time.monotonic() - self._saved_at >= self.rules.checkpoint_every:
-            self.save()
-        return True
+        return found
 
     def _should_linger(self, batch: Batch) -> bool:
         if len(batch) >= self.rules.batch_size or not self._linger:
@@ -176,21 +175,23 @@ class Lane:
     def _recall(self, namespace: str) -> int:
         """Where to go on: where the sink says it is, or else where its checkpoint is."""
         own = self.sink.position(namespace) if isinstance(self.sink, HoldsPosition) else None
-        head = self._pages.head()
+        head = self._pages.head(fresh=True)  # asked after the sink, so that it cannot be behind it
         if own is not None and head is not None and own > head:
             raise HistoryDiffers(
                 f"sink {self.sink.name} holds events up to {own}, but the log ends at {head}: "
                 "it is a copy of another queue, or the queue was made anew; give the sink an empty place"
             )
         kept = self._register(own)
-        return kept if own is None else own
+        if own is None or (own == 0 and self.rules.start != "beginning"):
+            return kept
+        return own  # also where the checkpoint is further: what the sink has lost since it gets again
 
     def _register(self, own: int | None) -> int:
         if self._checkpoints is None:
             return own or 0
         after = own or self._known
         if not after and self.rules.start == "end":
-            after = self._pages.head() or 0
+            after = self._pages.head(fresh=True) or 0
         try:
             kept = self._checkpoints.register_reader(self._reader, after)
         except EventsPruned as gap:

@@ -107,13 +107,13 @@ class Pages:
             raise HistoryDiffers(f"events are missing in the source after {number}: verify it before copying it")
         return page
 
-    def head(self) -> int | None:
-        """The number of the last event, as of a moment ago, from a source that can tell."""
+    def head(self, *, fresh: bool = False) -> int | None:
+        """The number of the last event, as of a moment ago unless ``fresh``, from a source that can tell."""
         stats = getattr(self._source, "stats", None)
         if stats is None:
             return None
         with self._lock:
-            if time.monotonic() >= self._head[1]:
+            if fresh or time.monotonic() >= self._head[1]:
                 self._head = (int(stats().head), time.monotonic() + max(self._quiet, 0.2))
             return self._head[0]
 

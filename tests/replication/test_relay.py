@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -179,6 +180,49 @@ def test_a_new_sink_begins_where_it_is_told(queue: LeaseQueue) -> None:
     work(queue, 1)
     relay.run_once()
     assert [event.sequence_number for event in sinks[2].events] == [head + 1, head + 2, head + 3]
+
+
+def test_a_copy_begins_where_it_is_told_and_gets_again_what_it_lost(queue: LeaseQueue, tmp_path: Path) -> None:
+    head = work(queue, 10)
+    for _ in range(2):
+        late = Relay(queue, JsonlSink(tmp_path / "late", "late"), rules=Rules(start="end"))
+        late.run_once()
+        late.stop()
+    whole = Relay(queue, JsonlSink(tmp_path / "whole"))
+    whole.run_once()
+    whole.stop()
+    shutil.rmtree(tmp_path / "whole")
+    work(queue, 1)
+    relay = Relay(
+        queue,
+        [JsonlSink(tmp_path / "late", "late"), JsonlSink(tmp_path / "whole")],
+        rules={"late": Rules(start="end")},
+    )
+    relay.run_once()
+    relay.stop()
+    assert list(read_jsonl(tmp_path / "late").read()) == queue.events(head)
+    assert list(read_jsonl(tmp_path / "whole").read()) == queue.events()
+
+
+def test_a_failure_right_after_new_events_is_not_taken_for_another_log(queue: LeaseQueue) -> None:
+    class Shaky(MemorySink):
+        failing = False
+
+        def deliver(self, batch: Batch) -> None:
+            super().deliver(batch)
+            if self.failing:
+                raise OSError("the answer was lost")
+
+    sink = Shaky()
+    relay = Relay(queue, sink, rules=Rules(backoff=Backoff(1e-9, 1e-9)), interval=60)
+    work(queue, 10)
+    relay.run_once()
+    head = work(queue, 10)
+    sink.failing = True
+    relay.run_once()
+    sink.failing = False
+    [status] = relay.run_once()
+    assert (status.state, status.position, len(sink.kept)) == ("running", head, head)
 
 
 def test_a_copy_of_another_queue_is_not_added_to(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ class NatsSink:
 
     def position(self, namespace: str) -> int | None:
         with self._lock:
-            return self._run(self._find_end(namespace)) or None
+            found: int | None = self._run(self._find_end(namespace))
+            return found
 
     def close(self) -> None:
         with self._lock:
@@ -91,20 +92,21 @@ class NatsSink:
             )
         return self._connection.jetstream(timeout=self._timeout, publish_async_max_pending=4_000)
 
-    async def _find_end(self, namespace: str) -> int:
-        """The number of the last event in the stream, which is made if it is missing."""
+    async def _find_end(self, namespace: str) -> int | None:
+        """The number of the last event in the stream, which is made if it is missing; None if all have aged out."""
         errors = _nats().js.errors
         jetstream = await self._jetstream()
         stream, subject = self._names(namespace)
         try:
-            await jetstream.stream_info(stream)
+            had = (await jetstream.stream_info(stream)).state.last_seq
         except errors.NotFoundError:
             await jetstream.add_stream(name=stream, subjects=[subject], duplicate_window=120)
+            had = 0
         try:
             last = await jetstream.get_last_msg(stream, subject)
         except errors.NotFoundError:
             self._ends[namespace] = 0
-            return 0
+            return None if had else 0
         self._ends[namespace] = _number(namespace, (last.headers or {}).get(_MESSAGE_ID, ""))
         return self._ends[namespace]
 
