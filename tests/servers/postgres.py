@@ -10,11 +10,9 @@ import atexit
 import ctypes
 import importlib.util
 import os
-import random
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +26,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 from sqlalchemy import make_url
+
+from tests.servers.ports import free_port
 
 if TYPE_CHECKING:
     import psycopg
@@ -92,7 +92,7 @@ class PostgresServer(PostgresEndpoint):
         self._launch: _Launch | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
-        self._use_port(_free_port())
+        self._use_port(free_port())
 
     def start(self) -> Self:
         """Start the server, creating its data on the first call, and return once it accepts connections."""
@@ -184,7 +184,7 @@ class PostgresServer(PostgresEndpoint):
             except PostgresUnavailable:
                 if last:
                     raise
-                self._use_port(_free_port())
+                self._use_port(free_port())
 
     def _start_once(self, launch: _Launch) -> None:
         settings = {**_SETTINGS, "port": str(self._port)}
@@ -300,19 +300,6 @@ def _group_of(user: str | None) -> int | None:
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The caller's environment without PGDATA, PGPORT and the like, which are meant for another server."""
     return {key: value for key, value in environ.items() if not key.startswith("PG")} | {"LC_ALL": "C"}
-
-
-def _free_port() -> int:
-    """A port below the ephemeral range, in which a client that retries against a killed server could be given
-    the server's own port and end up connected to itself."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 def _die_with_parent() -> Callable[[], None] | None:

@@ -19,6 +19,7 @@ from lease_core.replication.paged import Paged
 from lease_core.replication.sealed import Block, Seal, Torn, blocks, seal
 
 _SUFFIX = ".jsonl"
+_force = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
 
 class JsonlSink:
@@ -159,7 +160,7 @@ class _Writer:
         while view:
             view = view[os.write(self._file, view) :]
         if self._fsync:
-            os.fdatasync(self._file)
+            _force(self._file)
         self._size += len(data)
         self._last = made
 
