@@ -11,6 +11,7 @@ from typing import Any
 
 import nats
 import pytest
+from nats.js.api import AckPolicy, ConsumerConfig
 
 from lease_core import LeaseEvent, LeaseQueue
 from lease_core.errors import InvalidInput
@@ -51,9 +52,14 @@ async def _messages(url: str, stream: str) -> list[LeaseEvent]:
     connection = await nats.connect(url)
     try:
         jetstream = connection.jetstream()
-        total = (await jetstream.stream_info(stream)).state.messages
-        found = [await jetstream.get_msg(stream, seq) for seq in range(1, total + 1)]
-        return [decode_event(message.data or b"") for message in found]
+        info = await jetstream.stream_info(stream)
+        reader = await jetstream.pull_subscribe(
+            (info.config.subjects or [""])[0], stream=stream, config=ConsumerConfig(ack_policy=AckPolicy.NONE)
+        )
+        found: list[LeaseEvent] = []
+        while len(found) < info.state.messages:
+            found.extend(decode_event(message.data) for message in await reader.fetch(500, timeout=10))
+        return found
     finally:
         await connection.close()
 
