@@ -190,9 +190,16 @@ class _Here:
         origin = _origin(pending)
         if (origin, pending.sequence_id) != (head.queue_id, own_id):
             self._arrived[origin, pending.sequence_id] = own_id
-            unit.transaction.write(_INSERT_ORIGIN, (unit.ns, origin, pending.sequence_id, pending.namespace, own_id))
-        _restore_new(unit, pending, own_id, principal)
+            keep_origin(unit, origin, pending.sequence_id, pending.namespace, own_id)
+            _restore_new(unit, pending, own_id, principal, {"originQueue": origin})
+        else:
+            _restore_new(unit, pending, own_id, principal)
         return Receipt(own_id)
+
+
+def keep_origin(unit: Unit, queue_id: str, origin_id: int, namespace: str | None, own_id: int) -> None:
+    """Remember where an item came from, so that restoring it again is still once."""
+    unit.transaction.write(_INSERT_ORIGIN, (unit.ns, queue_id, origin_id, namespace, own_id))
 
 
 def _origin(pending: PendingItem) -> str:
@@ -200,7 +207,9 @@ def _origin(pending: PendingItem) -> str:
     return pending.queue_id or (f"namespace:{pending.namespace}" if pending.namespace else "")
 
 
-def _restore_new(unit: Unit, pending: PendingItem, own_id: int, principal: str | None) -> None:
+def _restore_new(
+    unit: Unit, pending: PendingItem, own_id: int, principal: str | None, origin: dict[str, str] | None = None
+) -> None:
     token = pending.last_token
     dead = pending.dead_lettered
     history = pending.errors
@@ -235,7 +244,7 @@ def _restore_new(unit: Unit, pending: PendingItem, own_id: int, principal: str |
         enqueued_at=to_micros(pending.enqueued_at),
         error=pending.last_error,
         errors=history,
-        metadata={"originNamespace": pending.namespace or "", "originId": str(pending.sequence_id)},
+        metadata={"originNamespace": pending.namespace or "", "originId": str(pending.sequence_id), **(origin or {})},
         items=[raw(pending.item)],
     )
     unit.record(entry)

@@ -11,6 +11,7 @@
     ├── EventsPruned            the log no longer reaches back that far
     ├── QueueClosed             the queue object was closed, or cannot follow a fork
     ├── DeterminismError        what is recorded does not fit: see lease_core.deterministic.errors
+    ├── QueueSealed             this copy of the queue takes no writes: it follows another, or another took over
     └── StoreError              the database
         ├── StoreUnavailable    it cannot be reached, or went away
         ├── StoreBusy           another writer held the lock for too long
@@ -179,3 +180,9 @@ def describe(error: BaseException | str, max_bytes: int = 16_384) -> str:
 def _fit(text: str, max_bytes: int) -> str:
     raw = text.encode(errors="replace").replace(b"\0", b"?")
     return (raw if len(raw) <= max_bytes else raw[: max_bytes - 3] + b"...").decode(errors="ignore")
+
+
+class QueueSealed(LeaseError):
+    """This copy of the queue takes no writes. Nothing was written; go on with the copy that is primary."""
+
+    code = "resourcelease.queue_sealed"

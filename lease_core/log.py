@@ -10,7 +10,8 @@ survive newer writers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from lease_core.model import (
     LeaseToken,
     WorkItem,
     to_datetime,
+    to_micros,
 )
 
 
@@ -76,6 +78,7 @@ Name = tuple[str, str, str | None]
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Document)
 _item_decoder = msgspec.json.Decoder(WorkItem)
+_KNOWN = frozenset(EventType)
 
 
 def encode(at: int, entries: list[Entry]) -> bytes:
@@ -128,6 +131,134 @@ def completions(first: int, document: bytes) -> Iterator[Completion]:
                 to_datetime(parsed.at),
                 msgspec.json.decode(entry.result),
             )
+
+
+class Gathered(msgspec.Struct):
+    """Events that happened at one moment, as the entries of one document; ``last`` is the number of the last."""
+
+    first: int
+    last: int
+    at: int
+    version: int
+    entries: list[Entry]
+    items: list[list[WorkItem]]
+
+    def document(self) -> bytes:
+        return _encoder.encode(Document(self.version, self.at, self.entries))
+
+
+def gather(events: Iterable[LeaseEvent]) -> Iterator[Gathered]:
+    """Consecutive events put together again as they are stored: ``expand`` gives them back one by one.
+
+    ``items`` has, for each entry, the whole items that enter with it, if any.
+    """
+    group: Gathered | None = None
+    before: LeaseEvent | None = None
+    for event in events:
+        at = to_micros(event.timestamp)
+        if group is None or at != group.at or event.schema_version != group.version:
+            if group is not None:
+                yield group
+            group = Gathered(event.sequence_number, 0, at, event.schema_version, [], [])
+            before = None
+        if before is None or not _goes_on(before, event, group.entries[-1]):
+            group.entries.append(_entry(event))
+            group.items.append([])
+        _join_to(group.entries[-1], group.items[-1], event)
+        group.last = event.sequence_number
+        before = event
+    if group is not None:
+        yield group
+
+
+_WITH_WHOLE_ITEM = frozenset((EventType.ENQUEUED, EventType.RESTORED))
+_WITHOUT_ITEM = frozenset((EventType.HEARTBEAT, EventType.BACKPRESSURE_CHANGED))
+_WITH_NAME = frozenset(EventType) - _WITH_WHOLE_ITEM - _WITHOUT_ITEM
+
+
+def _goes_on(before: LeaseEvent, event: LeaseEvent, entry: Entry) -> bool:
+    """Whether ``event`` says of the next item what ``before``, the last one in ``entry``, said of its own."""
+    if (
+        event.type != before.type
+        or before.sequence_id is None
+        or event.sequence_id != before.sequence_id + 1
+        or event.type not in _KNOWN
+        or (event.item is None) != (before.item is None)
+    ):
+        return False
+    one, other = before.token, event.token
+    if one is None or other is None:
+        if one is not other:
+            return False
+    elif (other.lease_id, other.attempt, other.fence) != (one.lease_id, one.attempt, one.fence + 1):
+        return False
+    steps = (event.pending - before.pending, event.active - before.active)
+    return (
+        (entry.n == 1 or steps == (entry.pending_step, entry.active_step))
+        and event.peer_id == before.peer_id
+        and event.expires_at == before.expires_at
+        and event.available_at == before.available_at
+        and event.attempt == before.attempt
+        and event.result == before.result
+        and event.error == before.error
+        and event.requeued == before.requeued
+        and event.principal == before.principal
+        and event.enqueued_at == before.enqueued_at
+        and event.metadata == before.metadata
+        and event.errors == before.errors
+    )
+
+
+def _entry(event: LeaseEvent) -> Entry:
+    """The event as an entry of its own, still without its item and counting no event yet."""
+    token, used = event.token, event.attempt
+    return Entry(
+        event.type,
+        n=0,
+        id=event.sequence_id,
+        pending=event.pending,
+        active=event.active,
+        peer=event.peer_id,
+        principal=event.principal,
+        attempt=token.attempt if token else used,
+        used=used if token and used != token.attempt else None,
+        lease=token.lease_id if token else None,
+        fence=(token.fence or None) if token else None,
+        expires_at=_micros(event.expires_at),
+        available_at=_micros(event.available_at),
+        enqueued_at=_micros(event.enqueued_at),
+        requeued=event.requeued,
+        error=event.error,
+        errors=event.errors,
+        result=msgspec.UNSET if event.result is None else msgspec.Raw(_encoder.encode(event.result)),
+        metadata=event.metadata,
+    )
+
+
+def _join_to(entry: Entry, items: list[WorkItem], event: LeaseEvent) -> None:
+    """Count the event in. Depth is kept as it was before the first event, with the step that each one makes."""
+    if entry.n == 1:
+        entry.pending_step = event.pending - entry.pending
+        entry.active_step = event.active - entry.active
+        entry.pending -= entry.pending_step
+        entry.active -= entry.active_step
+    item = event.item
+    if item is not None and event.type in _WITH_NAME:
+        if entry.n == 0:
+            entry.resource_type, entry.resource_id, entry.partition_key = [], [], []
+        entry.resource_type.append(item.resource_type)  # type: ignore[union-attr]
+        entry.resource_id.append(item.resource_id)  # type: ignore[union-attr]
+        entry.partition_key.append(item.partition_key)  # type: ignore[union-attr]
+    elif item is not None:
+        if entry.n == 0:
+            entry.items = []
+        entry.items.append(raw(item))  # type: ignore[union-attr]
+        items.append(item)
+    entry.n += 1
+
+
+def _micros(moment: datetime | None) -> int | None:
+    return None if moment is None else to_micros(moment)
 
 
 def _event(namespace: str, number: int, at: Any, version: int, entry: Entry, index: int) -> LeaseEvent:

@@ -32,7 +32,7 @@ from lease_core.machine import (
     decide,
     replace,
 )
-from lease_core.model import EventType, LeaseEvent, WorkItem, to_micros
+from lease_core.model import EventType, LeaseEvent, LeaseToken, WorkItem, to_micros
 
 _KNOWN = frozenset(EventType)
 
@@ -137,46 +137,78 @@ def _enqueued(event: LeaseEvent) -> Span:
 
 
 def _restored(event: LeaseEvent) -> Span:
-    token, used = event.token, event.attempt or 0
+    claim = claim_of(event.token)
+    return as_restored(_enqueued(event), bool(event.requeued), event.attempt or 0, claim, bool(event.errors))
+
+
+def as_restored(span: Span, requeued: bool, used: int, claim: Claim | None, has_errors: bool) -> Span:
+    """New items as they were where they come from: with the attempts used up there and the last lease's token."""
     return replace(
-        _enqueued(event),
-        state=State.PENDING if event.requeued else State.DEAD,
+        span,
+        state=State.PENDING if requeued else State.DEAD,
         attempt=used,
-        lease_id=token.lease_id if token else None,
-        fence=token.fence if token else 0,
-        ended=Ended.RELEASED if token and token.attempt == used + 1 else None,
-        has_errors=bool(event.errors),
+        lease_id=claim.lease_id if claim else None,
+        fence=claim.fence if claim else 0,
+        ended=Ended.RELEASED if claim and claim.attempt == used + 1 else None,
+        has_errors=has_errors,
     )
+
+
+def claim_of(token: LeaseToken | None) -> Claim | None:
+    return None if token is None else Claim(token.attempt, token.lease_id, token.fence)
 
 
 def _command(event: LeaseEvent, span: Span, now: int) -> Command:
     """The command that the event tells of."""
-    expires_at = to_micros(event.expires_at) if event.expires_at else 0
-    available_at = to_micros(event.available_at) if event.available_at else now
-    token = event.token
-    claim = Claim(token.attempt, token.lease_id, token.fence) if token else Claim(0, "", 0)
-    match event.type:
-        case EventType.LEASE_GRANTED:
-            return Grant(claim.lease_id, event.peer_id or "", claim.fence, expires_at)
-        case EventType.HEARTBEAT:
-            return Heartbeat(claim, expires_at)
-        case EventType.COMPLETED:
-            return Complete(claim, None if event.result is None else msgspec.json.encode(event.result))
-        case EventType.FAILED:
-            return Fail(claim, _retry(event, span), bool(event.requeued), available_at - now)
-        case EventType.EXPIRED:
-            return Expire(_retry(event, span))
-        case EventType.RELEASED:
-            return Release(claim)
-        case EventType.DRAINED:
-            return Drain()
-        case EventType.RESTORED:
-            return Requeue() if span.state is State.DEAD else Restore(available_at)
-        case EventType.PURGED:
-            return Purge()
-    raise ReplayDiverged(event.sequence_number, f"{event.type} is not something that can happen to an item")
+    told = Told(
+        event.type,
+        claim_of(event.token) or Claim(0, "", 0),
+        event.peer_id or "",
+        to_micros(event.expires_at) if event.expires_at else 0,
+        to_micros(event.available_at) if event.available_at else now,
+        bool(event.requeued),
+        None if event.result is None else msgspec.json.encode(event.result),
+    )
+    command = told.command(span, now)
+    if command is None:
+        raise ReplayDiverged(event.sequence_number, f"{event.type} is not something that can happen to an item")
+    return command
 
 
-def _retry(event: LeaseEvent, span: Span) -> Retry:
-    """A rule under which the outcome is the one that the event tells of."""
-    return Retry(span.attempt + 1 if event.requeued else 0, 0, 0)
+class Told(msgspec.Struct, gc=False):
+    """What an event says was done to items."""
+
+    type: str
+    claim: Claim
+    owner: str
+    expires_at: int
+    available_at: int
+    requeued: bool
+    result: bytes | None
+
+    def command(self, span: Span, now: int) -> Command | None:
+        """The command that does it to items that stand like ``span``. None: there is no such thing."""
+        match self.type:
+            case EventType.LEASE_GRANTED:
+                return Grant(self.claim.lease_id, self.owner, self.claim.fence, self.expires_at)
+            case EventType.HEARTBEAT:
+                return Heartbeat(self.claim, self.expires_at)
+            case EventType.COMPLETED:
+                return Complete(self.claim, self.result)
+            case EventType.FAILED:
+                return Fail(self.claim, self._retry(span), self.requeued, self.available_at - now)
+            case EventType.EXPIRED:
+                return Expire(self._retry(span))
+            case EventType.RELEASED:
+                return Release(self.claim)
+            case EventType.DRAINED:
+                return Drain()
+            case EventType.RESTORED:
+                return Requeue() if span.state is State.DEAD else Restore(self.available_at)
+            case EventType.PURGED:
+                return Purge()
+        return None
+
+    def _retry(self, span: Span) -> Retry:
+        """A rule under which the outcome is the one that the event tells of."""
+        return Retry(span.attempt + 1 if self.requeued else 0, 0, 0)

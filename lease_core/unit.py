@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from lease_core import log
+from lease_core.errors import QueueSealed
 from lease_core.log import Entry, Name
 from lease_core.machine import Moved, Span, State, join
 from lease_core.model import ErrorRecord, EventType, WorkItem, to_datetime, to_micros
@@ -61,6 +62,8 @@ BLOCKED, READY, DELAYED = 0, 1, 2
 
 
 class Unit:
+    works_sealed = False  # only what keeps a copy may write to a sealed namespace
+
     def __init__(self, store: Store, transaction: Transaction) -> None:
         self.store = store
         self.transaction = transaction
@@ -81,6 +84,11 @@ class Unit:
         self.head = self.transaction.head
         self.now = self.transaction.now
         self.ns = self.head.ns
+        if self.head.epoch < 0 and not self.works_sealed:
+            raise QueueSealed(
+                f"namespace {self.head.namespace!r}: this copy is sealed, because it follows another or another has "
+                "taken over; nothing was written. Open the queue at the copy that is primary now"
+            )
         self._number_before = getattr(self, "_number_before", self.head.number)
         return rows
 
@@ -190,12 +198,21 @@ class Unit:
             self.head.active += active_step * len(span)
             pending_step = active_step = 0
         self._become(span, to)
-        if to is not None and to.expires_at is not None:
-            self.head.next_expiry = min(self.head.next_expiry or to.expires_at, to.expires_at)
         return to
+
+    def become(self, span: Span, to: Span | None) -> None:
+        """Let the span become ``to``, of which the log knows already."""
+        for each, sign in ((span, -1), (to, 1)):
+            if each is not None and each.state is State.PENDING:
+                self.head.pending += sign * len(each)
+            elif each is not None and each.state is State.LEASED:
+                self.head.active += sign * len(each)
+        self._become(span, to)
 
     def _become(self, span: Span, to: Span | None) -> None:
         self._remove(span)
+        if to is not None and to.expires_at is not None:
+            self.head.next_expiry = min(self.head.next_expiry or to.expires_at, to.expires_at)
         if span.state is State.DEAD:
             self.head.dead -= len(span)
         if to is not None:
@@ -284,7 +301,21 @@ class Unit:
 
     def flush(self) -> None:
         """Hand everything to the transaction, to be written when it commits."""
-        self._write_spans()
+        self.write_spans()
+        self._decide_backpressure()
+        if self.entries:
+            for entry, names in zip(self.entries, self._names, strict=True):
+                if names:
+                    log.name_entry(entry, names)
+            document = log.encode(self.now, self.entries)
+            self.transaction.log(self._number_before + 1, self.head.number, document, self.now)
+            self._wake_others()
+        if self.entries or self._head_touched:
+            self.write_head()
+
+    def write_spans(self) -> None:
+        """Hand over how the items stand now, and why they failed."""
+        self._write_changes()
         for error in self._errors:
             self.transaction.write(_INSERT_ERROR, error)
         if self.lanes:
@@ -293,17 +324,8 @@ class Unit:
             self.transaction.write(sql, (self.now, self.ns, self.ns, lanes), last=True)
             # what comes first in a lane now may be due at any time
             self.head.next_due = min(self.head.next_due or self.now, self.now)
-        self._decide_backpressure()
-        if self.entries:
-            for entry, names in zip(self.entries, self._names, strict=True):
-                if names:
-                    log.name_entry(entry, names)
-            self.transaction.log(self._number_before + 1, self.head.number, log.encode(self.now, self.entries))
-            self._wake_others()
-        if self.entries or self._head_touched:
-            self._write_head()
 
-    def _write_spans(self) -> None:
+    def _write_changes(self) -> None:
         new = {span.first: span for span in join(list(self._live.values()))}
         waiting = []
         for original in self._originals.values():
@@ -377,7 +399,7 @@ class Unit:
         ):
             self.transaction.notify()
 
-    def _write_head(self) -> None:
+    def write_head(self) -> None:
         values = msgspec.structs.astuple(self.head)[4:]
         self.transaction.write(_UPDATE_HEAD, (*values, self.ns, self._number_before, self.head.epoch), 1)
 

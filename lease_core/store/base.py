@@ -51,7 +51,7 @@ class Head(msgspec.Struct):
     """The namespace's row: its counters, its rules, and the number of the last event.
 
     No delayed item is due before ``next_due`` and no lease ends before ``next_expiry``, so that until then nobody
-    has to look for any.
+    has to look for any. A negative ``epoch`` seals the namespace: this copy follows another, or another has taken over.
     """
 
     ns: int
@@ -127,8 +127,8 @@ class Transaction(ABC):
         self.items.extend(rows)
 
     @abstractmethod
-    def log(self, first: int, last: int, document: bytes) -> None:
-        """Append the log row, with a mark by which this transaction is recognised should its commit be in doubt."""
+    def log(self, first: int, last: int, document: bytes, at: int) -> None:
+        """Append a log row of time ``at``, with a mark that tells this transaction if its commit is in doubt."""
 
     @abstractmethod
     def notify(self) -> None:

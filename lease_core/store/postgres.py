@@ -254,10 +254,10 @@ class PostgresTransaction(Transaction):
         except psycopg.Error as error:
             raise self._failed(error) from error
 
-    def log(self, first: int, last: int, document: bytes) -> None:
+    def log(self, first: int, last: int, document: bytes, at: int) -> None:
         nonce = secrets.randbits(62)
         self._logged = (last, nonce)
-        self.write(_INSERT_LOG, (self.ns, last, first, self.now, nonce, document))
+        self.write(_INSERT_LOG, (self.ns, last, first, at, nonce, document))
 
     def notify(self) -> None:
         self._notifies = True

@@ -27,7 +27,7 @@ from sqlalchemy import (
 metadata = MetaData()
 
 VERSION_TABLE = "omnirelay_version"
-REVISION = "0001"
+REVISION = "0002"
 
 
 def _partial(name: str, *columns: Any, where: str) -> Index:
@@ -57,6 +57,7 @@ head = Table(
     Column("next_expiry", BigInteger),
     Column("lease_wait_until", BigInteger, nullable=False, server_default=text("0")),
     Column("enqueue_wait_until", BigInteger, nullable=False, server_default=text("0")),
+    Column("successor", Text),
     postgresql_with={"fillfactor": 10},
 )
 

@@ -217,8 +217,8 @@ class SqliteTransaction(Transaction):
         self.now = self.store.read_now()
         self.store.reach("locked")
 
-    def log(self, first: int, last: int, document: bytes) -> None:
-        self.write(_INSERT_LOG, (self.ns, last, first, self.now, 0, document))
+    def log(self, first: int, last: int, document: bytes, at: int) -> None:
+        self.write(_INSERT_LOG, (self.ns, last, first, at, 0, document))
 
     def notify(self) -> None:
         """Nothing to do: sleepers watch the file."""

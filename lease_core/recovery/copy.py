@@ -1,0 +1,141 @@
+"""A copy of a queue in a database of its own, which takes events and nothing else."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import sqlalchemy as sa
+
+from lease_core import reading
+from lease_core.config import QueueConfig
+from lease_core.errors import InvalidInput
+from lease_core.queue import LeaseQueue
+from lease_core.recovery import copying, sealing
+from lease_core.recovery import snapshot as snapshots
+from lease_core.recovery.sealing import Rules
+from lease_core.replication.contract import EventSource
+from lease_core.replication.errors import HistoryDiffers
+from lease_core.store import migrate, open_store
+from lease_core.store.base import Clock, Head, Store
+
+PAGE = 10_000
+Leases = Literal["keep", "release"]
+
+
+class Copy:
+    """A sealed copy. ``advance`` brings it forward; ``take_over`` makes it a queue that works."""
+
+    def __init__(self, store: Store, head: Head, name: str, config: QueueConfig) -> None:
+        self._store = store
+        self._ns = head.ns
+        self._config = config
+        self.namespace = head.namespace
+        self.name = name
+        self.number = head.number
+
+    @classmethod
+    def open(
+        cls,
+        source: EventSource,
+        url: str | sa.URL,
+        namespace: str | None,
+        config: QueueConfig | None,
+        clock: Clock | None = None,
+        snapshot: str | Path | None = None,
+    ) -> Copy:
+        """Find the copy at ``url``, or make it, from ``snapshot`` if there is one.
+
+        The rules come from ``config``, or else from the snapshot, or the queue that is copied.
+        """
+        config = config or QueueConfig()
+        start = None if snapshot is None else snapshots.read_header(snapshot)
+        namespace = namespace or getattr(source, "namespace", None) or (start.namespace if start else None)
+        if not namespace:
+            raise InvalidInput("namespace", "the source does not say whose log it is; give namespace=")
+        store = open_store(url, config, clock)
+        try:
+            migrate.ensure(store, auto=True)
+            queue_id, rules = _described(source, start, config)
+            head, name = sealing.enter_copy(store, namespace, queue_id, rules)
+            if snapshot is not None and head.number == 0:
+                snapshots.load(snapshot, store, head.ns)
+                head = reading.head(store, head.ns)
+        except BaseException:
+            store.close()
+            raise
+        copy = cls(store, head, name, config)
+        try:
+            copy._check_history(source)
+        except BaseException:
+            store.close()
+            raise
+        return copy
+
+    def _check_history(self, source: EventSource) -> None:
+        """The last event here must be what the source has under its number, or the copy is of something else."""
+        if self.number == 0:
+            return
+        if reading.head(self._store, self._ns).pruned == self.number:
+            return  # it stands where its snapshot ends
+        own = reading.events(self._store, self._ns, self.namespace, self.number - 1, 1)
+        theirs = source.events(self.number - 1, 1)
+        if own and (not theirs or theirs[0] != own[0]):
+            raise HistoryDiffers(
+                f"the copy of {self.namespace!r} ends with event {self.number}, and the source has "
+                f"{'another' if theirs else 'none'} there; copy from where it began, or into an empty database"
+            )
+
+    def advance(self, source: EventSource, limit: int = PAGE, upto: int | None = None) -> int:
+        """Take in up to ``limit`` more events. Gives how many; 0 says that the source has no more."""
+        if upto is not None:
+            limit = min(limit, upto - self.number)
+        if limit <= 0:
+            return 0
+        events = source.events(self.number, limit)
+        if not events:
+            return 0
+        self.number = copying.apply(self._store, self._ns, events)
+        return len(events)
+
+    def head(self) -> Head:
+        return reading.head(self._store, self._ns)
+
+    def take_over(self, epoch: int, leases: Leases) -> LeaseQueue:
+        """Unseal the copy and open it as the queue that it is now."""
+        sealing.unseal(self._store, self._ns, self.name, epoch)
+        queue = LeaseQueue(self._store, self._ns, self.namespace, self.head().queue_id, self._config)
+        if leases == "release":
+            for owner in {lease.owner_peer_id for lease in queue.leases(limit=100_000)}:
+                queue.release_owner(owner)
+        return queue
+
+    def close(self) -> None:
+        self._store.close()
+
+    def __enter__(self) -> Copy:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+
+def _described(source: object, start: snapshots.Snapshot | None, config: QueueConfig) -> tuple[str, Rules]:
+    """The identity and the rules of what is copied, as far as they are known. What ``config`` says goes first."""
+    asked = config.model_fields_set
+    queue_id, rules = uuid.uuid4().hex, Rules()
+    if start is not None:
+        queue_id, rules = start.queue_id, Rules(**start.rules)
+    elif isinstance(source, LeaseQueue):
+        head = reading.head(source._store, source._ns)
+        queue_id = head.queue_id
+        rules = Rules(head.exclusive, head.high_mark, head.low_mark, head.capacity)
+    if "exclusive" in asked:
+        rules = rules._replace(exclusive=config.exclusive)
+    if "high_watermark" in asked:
+        rules = rules._replace(high_mark=config.high_watermark, low_mark=config.low_mark)
+    if "capacity" in asked:
+        rules = rules._replace(capacity=config.capacity)
+    return queue_id, rules

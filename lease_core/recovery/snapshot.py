@@ -1,0 +1,190 @@
+"""A queue at one moment, as a file: what a copy can start from instead of replaying all that led there.
+
+One JSON value a line: what it is a snapshot of, then the rows, then how many there were and a SHA-256 over all before.
+Without its last line, or with any byte changed, it is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from lease_core.model import Value
+from lease_core.queue import LeaseQueue
+from lease_core.replication.durable_file import force_folder
+from lease_core.replication.errors import CorruptCopy
+from lease_core.store import schema
+from lease_core.store.base import HEAD_COLUMNS, Head, Store
+
+FORMAT = 1
+_TABLES = {"item": schema.item, "span": schema.span, "error": schema.error, "origin": schema.origin}
+_AT_ONCE = 2_000
+# counters that belong to the queue's state; identity, marks and waiters belong to the place
+_KEPT = ("next_id", "number", "pending", "active", "dead", "completed", "backpressure", "next_due", "next_expiry")
+_encode = msgspec.json.Encoder().encode
+
+
+class Snapshot(Value, frozen=True):
+    """The first line of a snapshot. ``sequence_number`` is the last event it accounts for."""
+
+    format: int
+    namespace: str
+    queue_id: str
+    sequence_number: int
+    head: dict[str, Any]
+    rules: dict[str, Any]
+
+
+class _End(Value, frozen=True):
+    rows: int
+    sha256: str
+
+
+def snapshot(queue: LeaseQueue, path: str | Path) -> Snapshot:
+    """Write the queue as it stands to ``path``, all of it or nothing, while others go on using it.
+
+    ``rebuild(source, url, snapshot=path)`` then needs only the events after it, so what came before may be pruned from
+    the log, or from the copy.
+    """
+    path = Path(path)
+    fresh = path.with_name(f".{path.name}.new")
+    with _one_moment(queue._store) as connection, fresh.open("wb") as file:
+        head = _head(connection, queue._ns)
+        made = Snapshot(
+            FORMAT,
+            queue.namespace,
+            head.queue_id,
+            head.number,
+            {name: getattr(head, name) for name in _KEPT},
+            {name: getattr(head, name) for name in ("exclusive", "high_mark", "low_mark", "capacity")},
+        )
+        digest, rows = hashlib.sha256(), 0
+        for line in _lines(connection, queue._ns, made):
+            digest.update(line)
+            file.write(line)
+            rows += 1
+        file.write(_End(rows - 1, digest.hexdigest()).to_json() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    force_folder(path.absolute().parent)
+    return made
+
+
+@contextmanager
+def _one_moment(store: Store) -> Iterator[sa.Connection]:
+    """A connection that sees the database as it is now, whatever others write meanwhile."""
+    store.check_usable()
+    sqlite = store.engine.dialect.name == "sqlite"
+    with store.guard, store.engine.connect() as connection:
+        connection.exec_driver_sql("BEGIN" if sqlite else "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        try:
+            yield connection
+        finally:
+            connection.exec_driver_sql("ROLLBACK")
+
+
+def _head(connection: sa.Connection, ns: int) -> Head:
+    sql = sa.text(f"SELECT {HEAD_COLUMNS} FROM omnirelay_head WHERE ns = :ns")
+    return Head(*connection.execute(sql, {"ns": ns}).one())
+
+
+def _lines(connection: sa.Connection, ns: int, first: Snapshot) -> Iterator[bytes]:
+    yield first.to_json() + b"\n"
+    for name, table in _TABLES.items():
+        columns = [column for column in table.c if column.name != "ns"]
+        found = connection.execute(
+            sa.select(*columns).where(table.c.ns == ns), execution_options={"yield_per": _AT_ONCE}
+        )
+        for row in found:
+            yield _encode([name, *row]) + b"\n"
+
+
+def read_header(path: str | Path) -> Snapshot:
+    """What the file is a snapshot of. Says nothing about the rest of it."""
+    with Path(path).open("rb") as file:
+        line = file.readline()
+    try:
+        header = msgspec.json.decode(line, type=Snapshot)
+    except msgspec.MsgspecError as error:
+        raise CorruptCopy(str(path), f"is not a snapshot ({error})", 0) from None
+    if header.format > FORMAT:
+        raise CorruptCopy(str(path), f"has format {header.format}; this version reads up to {FORMAT}", 0)
+    return header
+
+
+def load(path: str | Path, store: Store, ns: int) -> int:
+    """Fill an empty, sealed copy from a snapshot, all of it or nothing. Gives the number that it stands at."""
+    header = read_header(path)
+    _check(Path(path))
+    with store.guard, store.engine.connect() as connection:
+        begin = "BEGIN IMMEDIATE" if connection.dialect.name == "sqlite" else "BEGIN"
+        store.patiently(lambda: connection.exec_driver_sql(begin))
+        try:
+            values = dict(header.head) | {"pruned": header.sequence_number}
+            taken = connection.execute(
+                sa.update(schema.head)
+                .where(schema.head.c.ns == ns, schema.head.c.number == 0, schema.head.c.epoch < 0)
+                .values(values)
+            )
+            if taken.rowcount == 1:
+                for name, rows in _batches(Path(path)):
+                    columns = [column.name for column in _TABLES[name].c if column.name != "ns"]
+                    filled = [{"ns": ns, **dict(zip(columns, row, strict=True))} for row in rows]
+                    connection.execute(sa.insert(_TABLES[name]), filled)
+            connection.exec_driver_sql("COMMIT")
+        except BaseException:
+            connection.exec_driver_sql("ROLLBACK")
+            raise
+    return header.sequence_number
+
+
+def _check(path: Path) -> None:
+    """Read the whole file once before anything is made of it."""
+    digest, rows, last = hashlib.sha256(), -1, b""
+    with path.open("rb") as file:
+        for line in file:
+            if last:
+                digest.update(last)
+                rows += 1
+            last = line
+    try:
+        end = msgspec.json.decode(last, type=_End)
+    except msgspec.MsgspecError:
+        raise CorruptCopy(str(path), "the snapshot is cut off: its last line is missing", 0) from None
+    if (end.rows, end.sha256) != (rows, digest.hexdigest()):
+        raise CorruptCopy(str(path), "the snapshot is damaged: its checksum does not fit", 0)
+
+
+def _batches(path: Path) -> Iterator[tuple[str, list[Sequence[Any]]]]:
+    name = ""
+    batch: list[Sequence[Any]] = []
+    with path.open("rb") as file:
+        next(file)
+        for line in file:
+            value = msgspec.json.decode(line)
+            if not isinstance(value, list):
+                break
+            if batch and (value[0] != name or len(batch) == _AT_ONCE):
+                yield name, batch
+                batch = []
+            name = value[0]
+            batch.append(_row(name, value[1:]))
+    if batch:
+        yield name, batch
+
+
+def _row(name: str, values: list[Any]) -> list[Any]:
+    columns = [column for column in _TABLES[name].c if column.name != "ns"]
+    return [
+        base64.b64decode(value) if value is not None and isinstance(column.type, sa.LargeBinary) else value
+        for column, value in zip(columns, values, strict=True)
+    ]

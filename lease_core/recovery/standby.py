@@ -1,0 +1,158 @@
+"""A second copy of a queue that follows the first and can take its place."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import TracebackType
+from typing import Any
+
+import sqlalchemy as sa
+
+from lease_core.config import QueueConfig
+from lease_core.errors import InvalidInput, LeaseError
+from lease_core.queue import LeaseQueue
+from lease_core.recovery import sealing
+from lease_core.recovery.copy import PAGE, Copy, Leases
+from lease_core.replay import ReplayDiverged
+from lease_core.replication.contract import Checkpoints, EventSource
+from lease_core.replication.errors import CorruptCopy, HistoryDiffers
+from lease_core.store.base import Clock
+
+logger = logging.getLogger(__name__)
+
+_FOR_GOOD = (CorruptCopy, HistoryDiffers, ReplayDiverged)
+
+
+class Standby:
+    """Follows a primary's log into a database of its own, where nothing else can write, until it is promoted.
+
+        with Standby(primary, "postgresql://standby/fabric") as standby:
+            standby.start()
+            ...
+            queue = standby.promote(primary)
+
+    ``source`` is the primary itself or any copy of its log. Reading the copy is fine at any time: open it with
+    ``LeaseQueue.open`` and look. A queue as source keeps its log until this standby has it.
+    """
+
+    def __init__(
+        self,
+        source: EventSource,
+        url: str | sa.URL,
+        *,
+        namespace: str | None = None,
+        config: QueueConfig | None = None,
+        interval: float = 0.2,
+        snapshot: Any = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if interval <= 0:
+            raise InvalidInput("interval", f"must be more than 0 seconds (got {interval!r})")
+        self._source = source
+        self._copy = Copy.open(source, url, namespace, config, clock, snapshot)
+        self._interval = interval
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._promoted = False
+        self.trouble: LeaseError | None = None
+        self._reader = f"standby/{self._copy.name}"
+        if isinstance(source, Checkpoints):
+            source.register_reader(self._reader, self._copy.number)
+
+    @property
+    def name(self) -> str:
+        """What a primary that was sealed in favour of this copy says its successor is."""
+        return self._copy.name
+
+    @property
+    def number(self) -> int:
+        """The number of the last event that the copy holds."""
+        return self._copy.number
+
+    def lag(self) -> int | None:
+        """How many events the copy is behind, if the source can tell."""
+        stats = getattr(self._source, "stats", None)
+        return None if stats is None else max(0, int(stats().head) - self.number)
+
+    def follow(self, limit: int = PAGE) -> int:
+        """Take in what there is, up to ``limit`` events. Gives how many that were."""
+        taken = self._copy.advance(self._source, limit)
+        if taken and isinstance(self._source, Checkpoints):
+            self._source.advance_reader(self._reader, self._copy.number)
+        return taken
+
+    def start(self) -> None:
+        """Follow from a thread until ``stop``. What goes wrong is in ``trouble``; if it may pass, it is tried again."""
+        if self._thread is None:
+            self._stopping.clear()
+            self._thread = threading.Thread(target=self._keep_following, name=self._reader, daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._stopping.set()
+            self._thread.join()
+            self._thread = None
+
+    def _keep_following(self) -> None:
+        pause = self._interval
+        while not self._stopping.is_set():
+            try:
+                busy = self.follow() > 0
+                self.trouble, pause = None, self._interval
+            except _FOR_GOOD as error:
+                self.trouble = error
+                logger.error("the standby of %s has stopped: %s", self._copy.namespace, error)
+                return
+            except LeaseError as error:
+                self.trouble, busy, pause = error, False, min(pause * 2, 10.0)
+                logger.warning("the standby of %s cannot follow for now: %s", self._copy.namespace, error)
+            if not busy:
+                self._stopping.wait(pause)
+
+    def promote(
+        self, primary: LeaseQueue | None = None, *, primary_is_lost: bool = False, leases: Leases = "keep"
+    ) -> LeaseQueue:
+        """Take over from ``primary``, which takes no more writes from here on, and open the copy as the queue.
+
+        First the primary is sealed in favour of this copy, in a transaction of its own; from then on nobody can grant
+        there, and what its log holds is final. Then the rest of the log is taken in, so that nothing is lost; then the
+        copy becomes primary. A crash in between leaves no primary, never two; promoting again goes on from there.
+
+        If the primary cannot be reached and never will be, say ``primary_is_lost=True``: the copy takes over as of the
+        last event it has, and what came after is lost. Nobody can keep a primary that lives on, unreachable from here,
+        from granting; seal it with ``seal`` as soon as it is reached. ``leases`` is as in ``rebuild``.
+        """
+        self.stop()
+        if (primary is None) == (not primary_is_lost):
+            raise InvalidInput(
+                "primary", "give the primary, so that it is sealed; or primary_is_lost=True if it is gone for good"
+            )
+        epoch = 1
+        if primary is not None:
+            sealed = self.seal(primary)
+            epoch = sealed.epoch
+            while self._copy.number < sealed.number:
+                if not self._copy.advance(primary, PAGE, sealed.number):
+                    raise ReplayDiverged(self._copy.number + 1, "the primary's log ends before its head says it does")
+        self._promoted = True
+        return self._copy.take_over(epoch + 1, leases)
+
+    def seal(self, primary: LeaseQueue) -> sealing.Sealed:
+        """Let ``primary`` take no more writes, in favour of this copy. Repeating it is fine."""
+        if primary.namespace != self._copy.namespace:
+            raise InvalidInput("primary", f"is {primary.namespace!r}, but this is a copy of {self._copy.namespace!r}")
+        return sealing.seal(primary._store, primary._ns, self.name)
+
+    def close(self) -> None:
+        """Stop following. The copy stays as it is; a promoted one is closed by whoever has the queue."""
+        self.stop()
+        if not self._promoted:
+            self._copy.close()
+
+    def __enter__(self) -> Standby:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,133 @@
+"""Whether a copy of the log is whole, says what another says, and explains the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lease_core.model import ItemStatus, LeaseEvent, Value
+from lease_core.queue import LeaseQueue
+from lease_core.recovery.progress import Progress, on_terminal
+from lease_core.replay import ReplayDiverged, Replica
+from lease_core.replication.contract import EventSource, each_event
+from lease_core.replication.errors import CorruptCopy
+
+_TOGETHER = 1_000
+
+
+class Report(Value, frozen=True):
+    """What ``verify`` found. ``last_good`` is the number up to which everything is as it should be.
+
+    If there is a ``problem``, ``first_bad`` is the number it was found at, and the copy must not be used past
+    ``last_good``: ``rebuild(copy, url, upto=report.last_good)`` makes a queue of what is good.
+    """
+
+    last_good: int
+    problem: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.problem is None
+
+    @property
+    def first_bad(self) -> int | None:
+        return None if self.ok else self.last_good + 1
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"good up to event {self.last_good}, which is the last"
+        return f"event {self.first_bad}: {self.problem} (good up to {self.last_good})"
+
+
+def verify(
+    copy: EventSource,
+    against: EventSource | None = None,
+    *,
+    tables: LeaseQueue | None = None,
+    after: int = 0,
+    progress: Progress | None = None,
+) -> Report:
+    """Read a copy from end to end and say where it stops being good.
+
+    Checksums are checked by the copy's own reader. The numbers must be dense and every event one that could have
+    happened to the items as the events before it left them. ``against`` is another copy, or the queue itself, that must
+    hold the very same events; it may go on after the copy ends. ``tables`` is a queue whose rows must be what the
+    events up to its head make of them. ``after`` begins in the middle, where the log was pruned: numbers and checksums
+    are checked, but what an event does to items cannot be.
+    """
+    progress = progress or on_terminal("verifying")
+    good = after
+    replica = Replica() if after == 0 else None
+    head = tables.stats().head if tables is not None else None
+    others = each_event(against, after, _TOGETHER) if against is not None else iter(())
+    try:
+        for event in each_event(copy, after, _TOGETHER):
+            problem = _problem(event, good, replica, others if against is not None else None)
+            if problem:
+                return Report(good, problem)
+            good = event.sequence_number
+            if progress is not None and good % _TOGETHER == 0:
+                progress(good, head)
+            if tables is not None and replica is not None and good == head:
+                return _compare(tables, replica)
+    except CorruptCopy as damage:
+        return Report(min(damage.last_good, good) if damage.last_good < good else good, str(damage))
+    if head is not None and good < head:
+        return Report(good, f"the copy ends here, but the queue has events up to {head}")
+    return Report(good)
+
+
+def _problem(event: LeaseEvent, good: int, replica: Replica | None, others: Iterator[LeaseEvent] | None) -> str | None:
+    if event.sequence_number != good + 1:
+        return f"number {event.sequence_number} follows {good}: events are missing, doubled or out of order"
+    if others is not None:
+        other = next(others, None)
+        if other is None:
+            return "the other copy has no such event"
+        if other != event:
+            return f"the two differ: {_difference(event, other)}"
+    if replica is not None:
+        try:
+            replica.apply(event)
+        except ReplayDiverged as error:
+            return error.problem
+    return None
+
+
+def _difference(one: LeaseEvent, other: LeaseEvent) -> str:
+    fields = [name for name in one.__struct_fields__ if getattr(one, name) != getattr(other, name)]
+    return ", ".join(fields)
+
+
+def _compare(queue: LeaseQueue, replica: Replica) -> Report:
+    """The queue's rows against what the log makes of them. Finished items may be forgotten; nothing else may."""
+    good = replica.number
+    known = sorted(replica.spans)
+    for start in range(0, len(known), _TOGETHER):
+        ids = known[start : start + _TOGETHER]
+        rows = {status.sequence_id: status for status in queue.inspect(ids)}
+        for i in ids:
+            if problem := _row_problem(replica, i, rows.get(i)):
+                if queue.stats().head != good:
+                    return Report(good, "the queue went on while it was compared; seal it, stop its users, or repeat")
+                return Report(good - 1, f"item {i}: {problem}")
+    stats = queue.stats()
+    if stats.head == good and (stats.pending, stats.active) != (replica.pending, replica.active):
+        told = f"{replica.pending} pending, {replica.active} active"
+        return Report(good - 1, f"the queue counts {stats.pending} pending, {stats.active} active; its log says {told}")
+    return Report(good)
+
+
+def _row_problem(replica: Replica, sequence_id: int, row: ItemStatus | None) -> str | None:
+    span = replica.spans[sequence_id]
+    state = span.state.name.lower()
+    if row is None:
+        return None if state in ("completed", "drained") else f"is {state} by the log, but not in the queue"
+    if row.state != state:
+        return f"is {row.state} in the queue, but {state} by its log"
+    if row.item != replica.items[sequence_id]:
+        return "is another item than its log says"
+    token = None if row.token is None else (row.token.attempt, row.token.lease_id, row.token.fence)
+    told = None if span.lease_id is None else (span.leased_attempt, span.lease_id, span.fence)
+    if (row.attempt, token) != (span.attempt, told):
+        return "has another attempt or token than its log says"
+    return None
