@@ -42,7 +42,7 @@ from lease_core.model import (
 )
 from lease_core.store import migrate, open_store, shown
 from lease_core.store.base import Clock, Store
-from lease_core.unit import Unit, run
+from lease_core.unit import SealedUnit, Unit, run
 
 T = TypeVar("T")
 Tokens = LeaseToken | Lease | Iterable[LeaseToken | Lease]
@@ -561,7 +561,7 @@ class LeaseQueue:
         age = None if older_than is None else limits.seconds("older_than", older_than)
         upto, more = 0, True
         while more:
-            upto, more = self._run(lambda unit: retention.prune_log(unit, before, age))
+            upto, more = self._keep(lambda unit: retention.prune_log(unit, before, age))
         return upto
 
     def register_reader(self, name: str, after: int = 0) -> int:
@@ -571,21 +571,25 @@ class LeaseQueue:
         """
         limits.name("name", name, self.config.max_id_bytes)
         _not_negative("after", after)
-        return self._run(lambda unit: retention.register_reader(unit, name, after))
+        return self._keep(lambda unit: retention.register_reader(unit, name, after))
 
     def advance_reader(self, name: str, to: int) -> None:
         """Say that ``name`` has read up to number ``to``, so that the log below may be pruned. Never moves back."""
         limits.name("name", name, self.config.max_id_bytes)
         _not_negative("to", to)
-        self._run(lambda unit: retention.advance_reader(unit, name, to))
+        self._keep(lambda unit: retention.advance_reader(unit, name, to))
 
     def drop_reader(self, name: str) -> None:
         """Forget the reader ``name``: the log no longer waits for it."""
         limits.name("name", name, self.config.max_id_bytes)
-        self._run(lambda unit: retention.drop_reader(unit, name))
+        self._keep(lambda unit: retention.drop_reader(unit, name))
 
     def _run(self, work: Callable[[Unit], T]) -> T:
         return run(self._store, self._ns, work)
+
+    def _keep(self, work: Callable[[Unit], T]) -> T:
+        """The same for what changes no item, which a sealed copy does, too."""
+        return run(self._store, self._ns, work, SealedUnit)
 
 
 def _no_room(refused: entering.NoRoom) -> BackpressureActive:

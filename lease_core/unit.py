@@ -433,11 +433,17 @@ def _continues(entry: Entry, following: Entry) -> bool:
     )
 
 
-def run(store: Store, ns: int, work: Callable[[Unit], T]) -> T:
+class SealedUnit(Unit):
+    """A unit of work for what goes on in a sealed copy, too: following, and keeping the places of readers."""
+
+    works_sealed = True
+
+
+def run(store: Store, ns: int, work: Callable[[Unit], T], kind: type[Unit] = Unit) -> T:
     """Do ``work`` on a namespace in one transaction. It may be called more than once; the last call is what counts."""
 
     def whole(transaction: Transaction) -> T:
-        unit = Unit(store, transaction)
+        unit = kind(store, transaction)
         result = work(unit)
         unit.flush()
         return result

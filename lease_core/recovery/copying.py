@@ -7,7 +7,7 @@ log move together, so whatever is there after a crash is the queue as of some nu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise
 
 import msgspec
 
@@ -19,7 +19,7 @@ from lease_core.model import ErrorRecord, EventType, LeaseEvent, WorkItem, to_da
 from lease_core.replay import ReplayDiverged, Told, as_restored
 from lease_core.store import selects
 from lease_core.store.base import Query, Row, Store, Transaction
-from lease_core.unit import Unit
+from lease_core.unit import SealedUnit, Unit
 
 
 def apply(store: Store, ns: int, events: Sequence[LeaseEvent]) -> int:
@@ -27,6 +27,11 @@ def apply(store: Store, ns: int, events: Sequence[LeaseEvent]) -> int:
 
     Raises ``ReplayDiverged``, and goes no further, at an event that could not have happened to the items as they stand.
     """
+    for before, event in pairwise(events):
+        if event.sequence_number != before.sequence_number + 1:
+            raise ReplayDiverged(
+                event.sequence_number, f"follows {before.sequence_number}; events are missing or doubled"
+            )
     number = 0
     for part in _parts(events):
         _make_room(store, ns, part)
@@ -70,10 +75,8 @@ def _apply(store: Store, transaction: Transaction, events: list[LeaseEvent]) -> 
     return copy.head.number
 
 
-class _CopyingUnit(Unit):
+class _CopyingUnit(SealedUnit):
     """A unit of work that lets happen what an event says, and keeps the event itself."""
-
-    works_sealed = True
 
     def take_in(self, events: list[LeaseEvent]) -> None:
         first = events[0].sequence_number

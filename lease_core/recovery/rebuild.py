@@ -12,6 +12,7 @@ from lease_core.errors import InvalidInput
 from lease_core.queue import LeaseQueue
 from lease_core.recovery.copy import PAGE, Copy, Leases
 from lease_core.recovery.progress import Progress, on_terminal
+from lease_core.recovery.strict import strictly
 from lease_core.replication.contract import EventSource
 from lease_core.store.base import Clock
 
@@ -33,7 +34,8 @@ def rebuild(
     ``source`` is anything with ``events(after, limit)``: a queue, a hub, ``read_segments(...)``, ``read_jsonl(...)``.
     The result is the queue as of the source's last event, or as of number ``upto``: every item in the state, with the
     attempts, errors, results and tokens that it had, and the log itself, which goes on with the next number. What the
-    queue had forgotten after its retention may be there again until it is forgotten anew.
+    queue had forgotten after its retention may be there again until it is forgotten anew, and in an exclusive queue an
+    item that was drained and came back may have another place among those of its key.
 
     Leases that were active then stay so (``leases="keep"``): their holders' tokens are good until they end, and what
     nobody completes expires and is handed out again. ``leases="release"`` hands them back at once without burning an
@@ -49,6 +51,7 @@ def rebuild(
         raise InvalidInput("leases", f"must be 'keep' or 'release' (got {leases!r})")
     if upto is not None and upto < 0:
         raise InvalidInput("upto", f"must be 0 or more (got {upto})")
+    source = strictly(source)
     progress = progress or on_terminal("rebuilding")
     copy = Copy.open(source, url, namespace, config, clock, snapshot)
     try:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from lease_core.errors import InvalidInput, QueueSealed
 from lease_core.store.base import HEAD_COLUMNS, Head, Query, Store, Transaction
-from lease_core.unit import Unit
+from lease_core.unit import SealedUnit
 
 _SET = "UPDATE omnirelay_head SET epoch = ?, successor = ? WHERE ns = ? AND epoch = ? AND coalesce(successor, '') = ?"
 _RULES = (
@@ -37,10 +37,6 @@ class Sealed(NamedTuple):
 
     epoch: int
     number: int
-
-
-class SealedUnit(Unit):
-    works_sealed = True
 
 
 def find(store: Store, namespace: str) -> Head | None:

@@ -109,7 +109,8 @@ def _lines(connection: sa.Connection, ns: int, first: Snapshot) -> Iterator[byte
 
 
 def read_header(path: str | Path) -> Snapshot:
-    """What the file is a snapshot of. Says nothing about the rest of it."""
+    """What the file is a snapshot of. The whole file is read and checked before anything is made of it."""
+    _check(Path(path))
     with Path(path).open("rb") as file:
         line = file.readline()
     try:
@@ -124,7 +125,6 @@ def read_header(path: str | Path) -> Snapshot:
 def load(path: str | Path, store: Store, ns: int) -> int:
     """Fill an empty, sealed copy from a snapshot, all of it or nothing. Gives the number that it stands at."""
     header = read_header(path)
-    _check(Path(path))
     with store.guard, store.engine.connect() as connection:
         begin = "BEGIN IMMEDIATE" if connection.dialect.name == "sqlite" else "BEGIN"
         store.patiently(lambda: connection.exec_driver_sql(begin))
@@ -148,7 +148,6 @@ def load(path: str | Path, store: Store, ns: int) -> int:
 
 
 def _check(path: Path) -> None:
-    """Read the whole file once before anything is made of it."""
     digest, rows, last = hashlib.sha256(), -1, b""
     with path.open("rb") as file:
         for line in file:

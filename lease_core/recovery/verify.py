@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from lease_core.model import ItemStatus, LeaseEvent, Value
 from lease_core.queue import LeaseQueue
 from lease_core.recovery.progress import Progress, on_terminal
+from lease_core.recovery.strict import strictly
 from lease_core.replay import ReplayDiverged, Replica
 from lease_core.replication.contract import EventSource, each_event
 from lease_core.replication.errors import CorruptCopy
@@ -54,6 +55,7 @@ def verify(
     events up to its head make of them. ``after`` begins in the middle, where the log was pruned: numbers and checksums
     are checked, but what an event does to items cannot be.
     """
+    copy = strictly(copy)
     progress = progress or on_terminal("verifying")
     good = after
     replica = Replica() if after == 0 else None
@@ -70,7 +72,7 @@ def verify(
             if tables is not None and replica is not None and good == head:
                 return _compare(tables, replica)
     except CorruptCopy as damage:
-        return Report(min(damage.last_good, good) if damage.last_good < good else good, str(damage))
+        return Report(good, f"{damage.place}: {damage.problem}")
     if head is not None and good < head:
         return Report(good, f"the copy ends here, but the queue has events up to {head}")
     return Report(good)

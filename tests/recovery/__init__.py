@@ -1,0 +1,1 @@
+"""Rebuilding, verifying, snapshots and standbys."""

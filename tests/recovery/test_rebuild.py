@@ -1,0 +1,219 @@
+"""A queue made from a copy of its log is the queue."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lease_core import LeaseQueue, QueueConfig, WorkItem
+from lease_core.errors import InvalidInput
+from lease_core.recovery import rebuild
+from lease_core.replay import ReplayDiverged, replay
+from lease_core.replication import (
+    HistoryDiffers,
+    JsonlSink,
+    MemorySink,
+    ObjectStoreSink,
+    Relay,
+    SqlSink,
+    read_jsonl,
+    read_segments,
+    read_sql,
+)
+from tests.conformance.clock import FakeClock
+from tests.kills.forks import KILLED, start
+from tests.recovery.histories import config, events, live, same
+
+
+@pytest.mark.parametrize("exclusive", [None, "resource", "partition"])
+@pytest.mark.parametrize("seed", range(4))
+def test_it_is_the_original_row_for_row(seed: int, exclusive: str | None, clock: FakeClock) -> None:
+    with LeaseQueue.open("sqlite://", "main", config(exclusive), clock=clock) as original:
+        live(original, clock, seed)
+        with rebuild(original, "sqlite://", config=config(exclusive), clock=clock) as copy:
+            same(original, copy)
+            if exclusive is None:
+                _go_on_alike(original, copy)
+            else:
+                clock.advance(3_600)  # leases end, and delays
+                _go_on_by_key(copy, exclusive)
+
+
+def _go_on_by_key(copy: LeaseQueue, exclusive: str) -> None:
+    """Never two of a key at once, and all of them in the end."""
+    while leases := copy.lease("next", limit=100):
+        items = [lease.item for lease in leases if exclusive == "resource" or lease.item.partition_key is not None]
+        keys = [(i.resource_type, i.resource_id) if exclusive == "resource" else i.partition_key for i in items]
+        assert len(keys) == len(set(keys))
+        copy.complete(leases).raise_if_refused()
+    assert copy.stats().pending == 0
+
+
+def _go_on_alike(original: LeaseQueue, copy: LeaseQueue) -> None:
+    """The same items in the same order to whoever asks, until there are none."""
+    while leases := original.lease("next", limit=7):
+        theirs = copy.lease("next", limit=7)
+        assert [lease.item for lease in theirs] == [lease.item for lease in leases]
+        assert [lease.token.fence for lease in theirs] == [lease.token.fence for lease in leases]
+        original.complete(leases).raise_if_refused()
+        copy.complete(theirs).raise_if_refused()
+    assert copy.lease("next") == []
+
+
+def test_on_either_database(original: LeaseQueue, url: str, clock: FakeClock) -> None:
+    with rebuild(original, url, config=config(), clock=clock) as copy:
+        same(original, copy)
+        _go_on_alike(original, copy)
+
+
+def test_from_postgresql(postgres_url: str, sqlite_url: str, clock: FakeClock) -> None:
+    with LeaseQueue.open(postgres_url, "main", config(), auto_migrate=True, clock=clock) as original:
+        live(original, clock, seed=3)
+        with rebuild(original, sqlite_url, config=config(), clock=clock) as copy:
+            same(original, copy)
+
+
+def test_from_every_kind_of_copy(original: LeaseQueue, tmp_path: Path, clock: FakeClock) -> None:
+    memory = MemorySink()
+    objects = f"file://{tmp_path}/objects"
+    table = f"sqlite:///{tmp_path}/table.db"
+    sinks: list[Any] = [memory, JsonlSink(tmp_path / "lines"), ObjectStoreSink(objects), SqlSink(table)]
+    Relay(original, sinks).run_once()
+    copies = [memory, read_jsonl(tmp_path / "lines"), read_segments(objects, "main"), read_sql(table, "main")]
+    for at, copy in enumerate(copies):
+        with rebuild(copy, f"sqlite:///{tmp_path}/{at}.db", namespace="main", config=config(), clock=clock) as queue:
+            same(original, queue)
+
+
+def test_as_of_any_number(original: LeaseQueue, clock: FakeClock) -> None:
+    told = events(original)
+    for upto in range(0, len(told), 37):
+        with rebuild(original, "sqlite://", upto=upto, config=config(), clock=clock) as copy:
+            replica = replay(told[:upto])
+            stats = copy.stats()
+            assert (stats.head, stats.pending, stats.active) == (upto, replica.pending, replica.active)
+            assert events(copy) == told[:upto]
+
+
+def test_leases_are_kept_or_handed_back_as_asked(clock: FakeClock) -> None:
+    with LeaseQueue.open("sqlite://", clock=clock) as original:
+        original.enqueue([WorkItem("file", name) for name in "abc"])
+        leases = original.lease("worker", limit=2)
+        with rebuild(original, "sqlite://", clock=clock) as copy:
+            copy.complete(leases[0]).raise_if_refused()
+        with rebuild(original, "sqlite://", leases="release", clock=clock) as copy:
+            assert copy.stats().active == 0
+            assert [status.attempt for status in copy.inspect([1, 2])] == [0, 0]
+            assert len(copy.lease("other", limit=3)) == 3
+
+
+def test_rules_are_those_of_the_queue_that_is_copied(sqlite_url: str) -> None:
+    rules = QueueConfig(high_watermark=3, capacity=10, exclusive="resource")
+    with LeaseQueue.open("sqlite://", config=rules) as original:
+        original.enqueue([WorkItem("file", name) for name in "aaa"])
+        with rebuild(original, sqlite_url) as copy:
+            assert copy.stats().backpressure
+            assert len(copy.lease("worker", limit=3)) == 1
+
+
+class Interrupted:
+    """A source that fails after so many events."""
+
+    namespace = "main"
+
+    def __init__(self, source: LeaseQueue, after: int) -> None:
+        self._source, self._after = source, after
+
+    def events(self, after: int, limit: int) -> Any:
+        if after >= self._after:
+            raise ConnectionError("gone")
+        return self._source.events(after, min(limit, 20))
+
+
+def test_an_interrupted_rebuild_goes_on_where_it_was(original: LeaseQueue, url: str, clock: FakeClock) -> None:
+    with pytest.raises(ConnectionError):
+        rebuild(Interrupted(original, 100), url, config=config(), clock=clock)
+    with rebuild(original, url, config=config(), clock=clock) as copy:
+        same(original, copy)
+
+
+def _rebuild_and_die(original: str, url: str, after: int) -> None:
+    source = LeaseQueue.open(original, "main", config())
+
+    class Dies:
+        namespace = "main"
+
+        def events(self, at: int, limit: int) -> Any:
+            if at >= after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return source.events(at, 50)
+
+    rebuild(Dies(), url, config=config())
+
+
+def test_a_killed_rebuild_goes_on_where_it_was(
+    original: LeaseQueue, url: str, tmp_path: Path, clock: FakeClock
+) -> None:
+    for after in (50, 100, 200):
+        process = start(_rebuild_and_die, f"sqlite:///{tmp_path}/original.db", url, after)
+        process.join(60)
+        assert process.exitcode == KILLED
+    with rebuild(original, url, config=config(), clock=clock) as copy:
+        same(original, copy)
+
+
+def test_a_half_made_copy_takes_no_work(original: LeaseQueue, sqlite_url: str) -> None:
+    with pytest.raises(ConnectionError):
+        rebuild(Interrupted(original, 100), sqlite_url, config=config())
+    with (
+        LeaseQueue.open(sqlite_url, "main") as half,
+        pytest.raises(Exception, match="sealed") as refused,
+    ):
+        half.lease("worker")
+    assert getattr(refused.value, "code", "") == "resourcelease.queue_sealed"
+
+
+def test_another_history_is_not_mixed_in(original: LeaseQueue, sqlite_url: str) -> None:
+    with pytest.raises(ConnectionError):
+        rebuild(Interrupted(original, 100), sqlite_url, config=config())
+    with LeaseQueue.open("sqlite://", "main") as other:
+        other.enqueue([WorkItem("other", str(n)) for n in range(200)])
+        with pytest.raises(HistoryDiffers):
+            rebuild(other, sqlite_url)
+
+
+def test_a_queue_is_never_overwritten(original: LeaseQueue, sqlite_url: str) -> None:
+    with LeaseQueue.open(sqlite_url, "main") as present:
+        present.enqueue(WorkItem("file", "precious"))
+        with pytest.raises(InvalidInput, match="another database or namespace"):
+            rebuild(original, sqlite_url)
+        assert present.stats().pending == 1
+
+
+def test_an_event_that_cannot_have_happened_stops_it(original: LeaseQueue, sqlite_url: str) -> None:
+    told = events(original)
+    granted = next(i for i, event in enumerate(told) if event.type == "LeaseGranted")
+    swapped = [*told[:granted], *told[granted + 1 :]]
+
+    class Bad:
+        namespace = "main"
+
+        def events(self, after: int, limit: int) -> Any:
+            return [event for event in swapped if event.sequence_number > after][:limit]
+
+    with pytest.raises(ReplayDiverged) as found:
+        rebuild(Bad(), sqlite_url, config=config())
+    assert found.value.sequence_number == granted + 2
+    assert "missing" in found.value.problem
+
+
+@pytest.mark.parametrize(
+    ("what", "field"), [({"upto": -1}, "upto"), ({"leases": "drop"}, "leases"), ({"upto": 10**6}, "upto")]
+)
+def test_bad_input_names_the_field(what: dict[str, Any], field: str, original: LeaseQueue, sqlite_url: str) -> None:
+    with pytest.raises(InvalidInput, match=field):
+        rebuild(original, sqlite_url, config=config(), **what)

@@ -1,0 +1,130 @@
+"""Every kind of damage is found, and named by the first number that is bad."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from lease_core import LeaseQueue, WorkItem
+from lease_core.model import LeaseEvent
+from lease_core.recovery import rebuild, verify
+from lease_core.replication import CorruptCopy, JsonlSink, ObjectStoreSink, Relay, Rules, read_jsonl, read_segments
+from tests.conformance.clock import FakeClock
+from tests.recovery.histories import config, events
+
+
+class Listed:
+    """Events as a source, whatever they are."""
+
+    namespace = "main"
+
+    def __init__(self, told: list[LeaseEvent]) -> None:
+        self._told = told
+
+    def events(self, after: int, limit: int) -> list[LeaseEvent]:
+        at = 0 if after == 0 else next(i for i, e in enumerate(self._told) if e.sequence_number == after) + 1
+        return self._told[at : at + limit]
+
+
+def test_a_good_copy_is_good(original: LeaseQueue, tmp_path: Path) -> None:
+    Relay(original, JsonlSink(tmp_path / "lines")).run_once()
+    report = verify(read_jsonl(tmp_path / "lines"), original, tables=original)
+    assert report.ok
+    assert (report.last_good, report.first_bad) == (original.stats().head, None)
+
+
+Damage = Callable[[list[LeaseEvent]], list[LeaseEvent]]
+
+
+@pytest.mark.parametrize(
+    ("damage", "first_bad"),
+    [
+        pytest.param(lambda told: told[:40] + told[41:], 41, id="an event is missing"),
+        pytest.param(lambda told: [*told[:40], told[41], told[40], *told[42:]], 41, id="two are swapped"),
+        pytest.param(lambda told: [*told[:41], told[40], *told[41:]], 42, id="one is there twice"),
+        pytest.param(lambda told: _changed(told, 40, pending=10_000), 41, id="the depth is wrong"),
+        pytest.param(lambda told: _changed(told, 40, peer_id="somebody else"), 41, id="somebody else did it"),
+        pytest.param(lambda told: told[:40], 41, id="it ends too early"),
+    ],
+)
+def test_divergence_is_named_by_its_number(damage: Damage, first_bad: int, original: LeaseQueue) -> None:
+    report = verify(Listed(damage(events(original))), original, tables=original)
+    assert (report.ok, report.first_bad, report.last_good) == (False, first_bad, first_bad - 1)
+
+
+def _changed(told: list[LeaseEvent], at: int, **fields: Any) -> list[LeaseEvent]:
+    return [*told[:at], msgspec.structs.replace(told[at], **fields), *told[at + 1 :]]
+
+
+@pytest.fixture
+def small(clock: FakeClock, tmp_path: Path) -> LeaseQueue:
+    queue = LeaseQueue.open("sqlite://", "main", config(), clock=clock)
+    queue.enqueue([WorkItem("file", name, body=b"x") for name in "ab"])
+    queue.complete(queue.lease("worker", limit=1), result={"rows": 1})
+    return queue
+
+
+@pytest.mark.parametrize("kind", ["segments", "lines"])
+def test_a_flipped_bit_anywhere_is_found_and_never_used(kind: str, small: LeaseQueue, tmp_path: Path) -> None:
+    folder, copy = _copied(kind, small, tmp_path)
+    [file] = [path for path in folder.rglob("*.jsonl") if path.is_file()]
+    whole = file.read_bytes()
+    good = events(small)
+    for at in range(len(whole)):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :])
+        report = verify(copy())
+        assert not report.ok, f"byte {at} of {len(whole)}"
+        assert report.last_good < len(good)
+        if at % 50 == 0:
+            with pytest.raises(CorruptCopy):
+                rebuild(copy(), "sqlite://", namespace="main")
+
+
+@pytest.mark.parametrize("kind", ["segments", "lines"])
+def test_a_truncated_copy_gives_its_good_part_or_nothing(kind: str, small: LeaseQueue, tmp_path: Path) -> None:
+    folder, copy = _copied(kind, small, tmp_path, size=2)
+    good = events(small)
+    for file in sorted(path for path in folder.rglob("*.jsonl") if path.is_file()):
+        whole = file.read_bytes()
+        for length in range(len(whole)):
+            file.write_bytes(whole[:length])
+            report = verify(copy(), small)
+            assert report.last_good < len(good)
+            if length % 50 == 0:
+                with rebuild(copy(), "sqlite://", namespace="main", upto=report.last_good) as queue:
+                    assert events(queue) == good[: report.last_good]
+        file.write_bytes(whole)
+
+
+def _copied(kind: str, queue: LeaseQueue, tmp_path: Path, size: int = 1_000) -> tuple[Path, Callable[[], Any]]:
+    folder = tmp_path / kind
+    folder.mkdir()
+    sink: Any = JsonlSink(folder) if kind == "lines" else ObjectStoreSink(f"file://{folder}")
+    Relay(queue, sink, rules=Rules(batch_size=size, linger=0)).run_once()
+    return folder, lambda: read_jsonl(folder, "main") if kind == "lines" else read_segments(f"file://{folder}", "main")
+
+
+TAMPER = {
+    "a state": "UPDATE omnirelay_span SET state = 4 WHERE state = 1",
+    "an item": "UPDATE omnirelay_item SET resource_id = 'other' WHERE id = (SELECT min(id) FROM omnirelay_item)",
+    "an attempt": "UPDATE omnirelay_span SET attempt = 9 WHERE first = (SELECT min(first) FROM omnirelay_span)",
+    "a count": "UPDATE omnirelay_head SET pending = pending + 1",
+}
+
+
+@pytest.mark.parametrize("what", TAMPER)
+def test_tables_that_are_not_what_the_log_says_are_found(what: str, original: LeaseQueue) -> None:
+    with original._store.engine.connect() as connection:
+        connection.execute(sa.text(TAMPER[what]))
+    report = verify(original, tables=original)
+    assert not report.ok
+
+
+def test_a_pruned_log_is_verified_from_where_it_begins(original: LeaseQueue) -> None:
+    oldest = original.prune_events(before=100)
+    assert verify(original, after=oldest).last_good == original.stats().head
