@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -50,9 +50,9 @@ class DeterministicSink:
             return self._factory(event)
         return effect_id(self._change_id or f"{self.name}/{event.namespace}", event.sequence_number)
 
-    def write(self, events: Sequence[LeaseEvent]) -> None:
+    def deliver(self, batch: Iterable[LeaseEvent]) -> None:
         """Apply the events that were not applied yet, in the order given."""
-        for event in events:
+        for event in batch:
             self._effects.run_once(self.effect_id(event), partial(self._apply, event), about=_about(event))
 
     def _apply(self, event: LeaseEvent) -> None:
@@ -80,11 +80,11 @@ class TransactionalSink(DeterministicSink):
         self._handle = handler
         self._engine = engine
 
-    def write(self, events: Sequence[LeaseEvent]) -> None:
+    def deliver(self, batch: Iterable[LeaseEvent]) -> None:
         """Apply the events that were not applied yet, in the order given: all of them, or none."""
         with self._engine.begin() as connection:
             effects = self._effects.within(connection)
-            for event in events:
+            for event in batch:
                 effects.run_once(
                     self.effect_id(event),
                     partial(self._handle_in, connection, event),

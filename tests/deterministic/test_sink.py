@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from lease_core import LeaseEvent, LeaseQueue, WorkItem
 from lease_core.deterministic import DeterministicSink, EffectStore, RecordConflict, StateStore, TransactionalSink
 from lease_core.errors import InvalidInput
+from lease_core.replication import MemoryCheckpoints, Relay
 from tests.deterministic import workers
 from tests.kills.forks import KILLED, start
 
@@ -29,10 +30,10 @@ def test_every_event_is_applied_once_in_order(queue: LeaseQueue, effects: Effect
     applied: list[LeaseEvent] = []
     events = queue.events()
     sink = DeterministicSink(applied.append, effects)
-    sink.write(events[:5])
-    sink.write(events[3:])
-    sink.write(events)
-    DeterministicSink(applied.append, effects).write(events)
+    sink.deliver(events[:5])
+    sink.deliver(events[3:])
+    sink.deliver(events)
+    DeterministicSink(applied.append, effects).deliver(events)
     assert applied == events
     assert len(events) == 12
 
@@ -61,10 +62,10 @@ def test_what_failed_is_applied_again_and_what_was_before_it_is_not(queue: Lease
     sink = DeterministicSink(handler, effects)
     for _ in range(2):
         with pytest.raises(ConnectionError):
-            sink.write(queue.events())
+            sink.deliver(queue.events())
     assert applied == [1, 2, 3]
     broken.clear()
-    sink.write(queue.events())
+    sink.deliver(queue.events())
     assert applied == list(range(1, 13))
 
 
@@ -73,10 +74,10 @@ def test_two_logs_under_one_change_id_do_not_hide_each_other(effects: EffectStor
     with LeaseQueue.open("sqlite://", "one") as one, LeaseQueue.open("sqlite://", "two") as two:
         for queue in (one, two):
             queue.enqueue(WorkItem("file", "a"))
-        sink.write(one.events())
+        sink.deliver(one.events())
         with pytest.raises(RecordConflict, match="one#1"):
-            sink.write(two.events())
-        DeterministicSink(lambda _: None, effects, name=name).write([*one.events(), *two.events()])
+            sink.deliver(two.events())
+        DeterministicSink(lambda _: None, effects, name=name).deliver([*one.events(), *two.events()])
 
 
 # Effect and record in one transaction
@@ -115,13 +116,13 @@ def test_a_delivery_is_applied_whole_or_not_at_all(database: sa.Engine, queue: L
 
     with StateStore.open(database.url.render_as_string(False)) as store:
         sink = TransactionalSink(handler, EffectStore(store), database)
-        sink.write(queue.events(limit=5))
+        sink.deliver(queue.events(limit=5))
         with pytest.raises(ConnectionError):
-            sink.write(queue.events())
+            sink.deliver(queue.events())
         assert applied(database) == once(range(1, 6))
         broken.clear()
-        sink.write(queue.events())
-        sink.write(queue.events())
+        sink.deliver(queue.events())
+        sink.deliver(queue.events())
     assert applied(database) == once(range(1, 13))
     assert sink.name == "transactional"
 
@@ -134,12 +135,12 @@ def test_kills_neither_lose_nor_double_an_event(database: sa.Engine, name: str, 
         events = queue.events()
     with StateStore.open(url) as store:
         sink = TransactionalSink(insert, EffectStore(store), database, change_id=name)
-        sink.write(events[:3])
+        sink.deliver(events[:3])
         process = start(workers.apply_and_die, url, name, name, max(fatal, 4), when)
         process.join(30)
         assert process.exitcode == KILLED
         assert applied(database) == once(range(1, 4))
-        sink.write(events)
+        sink.deliver(events)
     assert applied(database) == once(range(1, 13))
 
 
@@ -152,12 +153,22 @@ def test_two_sinks_at_once_apply_an_event_once(database: sa.Engine, queue: Lease
         def overtaken(event: LeaseEvent, connection: sa.Connection) -> None:
             if not seen:
                 seen.append(event)
-                TransactionalSink(insert, effects, database, change_id="c").write([event])
+                TransactionalSink(insert, effects, database, change_id="c").deliver([event])
             insert(event, connection)
 
         seen: list[Any] = []
         sink = TransactionalSink(overtaken, effects, database, change_id="c")
         with pytest.raises(RecordConflict, match="roll back"):
-            sink.write([event])
-        sink.write([event])
+            sink.deliver([event])
+        sink.deliver([event])
     assert applied(database) == once(range(1, 2))
+
+
+def test_a_relay_delivers_to_it(tmp_path: Path) -> None:
+    applied: list[LeaseEvent] = []
+    effects = EffectStore(StateStore.open(f"file://{tmp_path}/effects"))
+    with LeaseQueue.open(f"sqlite:///{tmp_path}/queue.db") as queue:
+        queue.enqueue([WorkItem("file", str(n)) for n in range(10)])
+        Relay(queue, DeterministicSink(applied.append, effects)).run_once()
+        Relay(queue, DeterministicSink(applied.append, effects), checkpoints=MemoryCheckpoints()).run_once()
+        assert applied == queue.events()

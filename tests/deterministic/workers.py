@@ -171,4 +171,4 @@ def apply_and_die(url: str, namespace: str, change_id: str, fatal: int, when: st
         sa.event.listen(engine, "commit", lambda _: die())
     with LeaseQueue.open(url, namespace) as queue, StateStore.open(url) as store:
         sink = TransactionalSink(handler, EffectStore(store), engine, change_id=change_id)
-        sink.write(queue.events())
+        sink.deliver(queue.events())
