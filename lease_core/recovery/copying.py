@@ -7,7 +7,7 @@ log move together, so whatever is there after a crash is the queue as of some nu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, groupby, pairwise
+from itertools import chain, pairwise
 
 import msgspec
 
@@ -20,6 +20,8 @@ from lease_core.replay import ReplayDiverged, Told, as_restored
 from lease_core.store import selects
 from lease_core.store.base import Query, Row, Store, Transaction
 from lease_core.unit import SealedUnit, Unit
+
+_ENQUEUED, _RESTORED, _PURGED = str(EventType.ENQUEUED), str(EventType.RESTORED), str(EventType.PURGED)
 
 
 def apply(store: Store, ns: int, events: Sequence[LeaseEvent]) -> int:
@@ -45,24 +47,28 @@ def _parts(events: Sequence[LeaseEvent]) -> Iterator[list[LeaseEvent]]:
     What removes rows, or puts others in their place, has one of its own: within a transaction statements are sent
     together, and must not depend on each other's order.
     """
-    for _, alike in groupby(events, key=_kind):
-        part: list[LeaseEvent] = []
-        requests: set[str] = set()
-        for event in alike:
-            request = event.item.request_id if event.item is not None and _enters(event) else None
-            if request is not None and request in requests:  # its first item was forgotten in between
-                yield part
-                part, requests = [], set()
-            part.append(event)
-            if request is not None:
-                requests.add(request)
+    part: list[LeaseEvent] = []
+    kind = ""
+    requests: set[str] = set()
+    for event in events:
+        type_ = event.type
+        this, request = "moves", None
+        if type_ == _ENQUEUED and event.item is not None:
+            request = event.item.request_id
+        elif type_ == _PURGED:
+            this = "removes"
+        elif type_ == _RESTORED and event.enqueued_at is not None:
+            this, request = "replaces", event.item.request_id if event.item else None
+        # a request that comes twice: its first item was forgotten in between
+        if part and (this != kind or (request is not None and request in requests)):
+            yield part
+            part, requests = [], set()
+        kind = this
+        part.append(event)
+        if request is not None:
+            requests.add(request)
+    if part:
         yield part
-
-
-def _kind(event: LeaseEvent) -> str:
-    if event.type == EventType.PURGED:
-        return "removes"
-    return "replaces" if event.type == EventType.RESTORED and event.enqueued_at is not None else "moves"
 
 
 def _apply(store: Store, transaction: Transaction, events: list[LeaseEvent]) -> int:
@@ -228,7 +234,7 @@ def _decide(entry: Entry, offset: int, number: int, part: Span, at: int) -> Outc
 
 
 def _enters(event: LeaseEvent) -> bool:
-    return event.type == EventType.ENQUEUED or _kind(event) == "replaces"
+    return event.type == _ENQUEUED or (event.type == _RESTORED and event.enqueued_at is not None)
 
 
 def _make_room(store: Store, ns: int, events: list[LeaseEvent]) -> None:
