@@ -21,11 +21,14 @@ LOCK := $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-
 install = $(UV) pip install --python $(BIN)/python --require-hashes --compile-bytecode -r $(1) \
 	|| { echo "uv could not install $(1), trying pip"; $(BIN)/python -m pip install --require-hashes -r $(1); }
 
+# Spark needs Java: that of the machine, or else the one from the package index.
+SPARK = eval "$$($(BIN)/python -m omnirelay_dagster.doctor --export)" &&
+
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow check demo dev bench sim lock clean
+.PHONY: help install test test-slow check demo dev bench sim lock proto screenshots clean
 
 help: ## show this text
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 install: $(INSTALLED) ## create .venv from requirements.lock (costs nothing when it is up to date)
 
@@ -43,10 +46,10 @@ $(BENCH_INSTALLED): $(INSTALLED)
 	@rm -f .venv/.bench-installed-*; touch $@
 
 test: $(INSTALLED) ## run the tests (ARGS="-k lease" to choose)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(SPARK) $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
-test-slow: $(INSTALLED) ## the tests that start whole Dagster processes one after the other
-	$(BIN)/python -m pytest -m slow $(ARGS)
+test-slow: $(INSTALLED) ## the tests that take long
+	$(SPARK) $(BIN)/python -m pytest -m slow $(ARGS)
 
 check: $(INSTALLED) ## formatting, lint, types and import rules
 	$(BIN)/python -m ruff format --check .
@@ -56,14 +59,14 @@ check: $(INSTALLED) ## formatting, lint, types and import rules
 
 demo: $(INSTALLED) ## run the demo fabric once and show what happened
 	$(BIN)/python -m definitions.demo $(ARGS)
-	$(BIN)/python -m definitions.fabric_demo
+	$(SPARK) $(BIN)/python -m definitions.fabric_demo
 
 dev: $(INSTALLED) ## open the demo fabric in Dagster's UI
 	@mkdir -p .demo/dagster && cp definitions/dagster.yaml .demo/dagster/
-	DAGSTER_HOME="$(CURDIR)/.demo/dagster" $(BIN)/python -m dagster dev -m definitions $(ARGS)
+	$(SPARK) DAGSTER_HOME="$(CURDIR)/.demo/dagster" $(BIN)/python -m dagster dev -m definitions $(ARGS)
 
 bench: $(BENCH_INSTALLED) ## measure against other queues
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(SPARK) $(BIN)/python -m benchmarks $(ARGS)
 
 sim: $(INSTALLED) ## run the simulator (ARGS="--help" for its options)
 	$(BIN)/python -m tests.simulation $(ARGS)
@@ -71,6 +74,14 @@ sim: $(INSTALLED) ## run the simulator (ARGS="--help" for its options)
 lock: $(INSTALLED) ## resolve the lock files again after a change of dependencies
 	$(LOCK) --all-extras --group dev pyproject.toml -o requirements.lock
 	$(LOCK) --group bench -c requirements.lock -o requirements-bench.lock
+	$(LOCK) --group docs -c requirements.lock -o requirements-docs.lock
+
+proto: $(INSTALLED) ## generate the hub's gRPC code again
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. lease_core/replication/hub/hub.proto
+
+screenshots: $(INSTALLED) ## take the pictures in docs/images (needs Chromium)
+	$(call install,requirements-docs.lock)
+	$(BIN)/python docs/screenshots/take.py $(ARGS)
 
 clean: ## remove .venv, caches, demo data and build output
 	rm -rf .venv .demo .tmp_dagster_home_* build dist *.egg-info

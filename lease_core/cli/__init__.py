@@ -1,28 +1,49 @@
-"""The ``omnirelay`` command. A subcommand is a module with ``HELP``, ``arguments(parser)`` and ``run(options)``."""
+"""The ``omnirelay`` command.
+
+A subcommand is a module with ``HELP``, ``arguments(parser)`` and ``run(options)``, named by an entry point in the group
+``omnirelay.commands``. So a package that builds on this one adds its own, and only the one asked for is loaded.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from lease_core.errors import LeaseError
 
-_COMMANDS = {"relay": "lease_core.cli.relay"}
+GROUP = "omnirelay.commands"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="omnirelay", description="Replicate the log of a lease queue.")
+    """Run ``omnirelay COMMAND ...``. What a user can act on is said in a line, with exit code 2, never a traceback."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    commands = {command.name: command for command in entry_points(group=GROUP)}
+    asked = given[0] if given else "--help"
+    parser = argparse.ArgumentParser(prog="omnirelay", description="Tend a lease queue, its log and the copies of it.")
     subparsers = parser.add_subparsers(required=True, metavar="command")
-    for name, module in _COMMANDS.items():
-        command = import_module(module)
-        subparser = subparsers.add_parser(name, help=command.HELP, description=command.__doc__)
-        command.arguments(subparser)
-        subparser.set_defaults(run=command.run)
-    options = parser.parse_args(arguments)
+    for name in sorted(commands) if asked.startswith("-") else [asked]:
+        if name not in commands:
+            parser.error(f"no command {name!r}; there are {', '.join(sorted(commands))}")
+        _add(subparsers, name, commands[name])
+    options = parser.parse_args(given or ["--help"])
     try:
         return int(options.run(options))
     except LeaseError as error:
-        print(f"omnirelay: {error}", file=sys.stderr)
+        print(f"omnirelay {asked}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _add(subparsers: Any, name: str, entry: EntryPoint) -> None:
+    try:
+        command = entry.load()
+    except ImportError as error:
+        subparsers.add_parser(name, help=f"not usable here: {error}")
+        return
+    subparser = subparsers.add_parser(name, help=command.HELP, description=command.__doc__)
+    command.arguments(subparser)
+    subparser.set_defaults(run=command.run)

@@ -70,6 +70,11 @@ class Standby:
         """The number of the last event that the copy holds."""
         return self._copy.number
 
+    @property
+    def failed(self) -> bool:
+        """Whether it has stopped following for good; ``trouble`` says why."""
+        return isinstance(self.trouble, _FOR_GOOD)
+
     def lag(self) -> int | None:
         """How many events the copy is behind, if the source can tell."""
         stats = getattr(self._source, "stats", None)

@@ -1,0 +1,79 @@
+"""Follow a queue's log into another database, until SIGTERM or Ctrl-C; or, with --promote, take over from it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from contextlib import ExitStack
+
+from lease_core.cli.sources import SOURCE_HELP, namespace_argument, open_queue, open_source
+from lease_core.errors import InvalidInput
+from lease_core.queue import LeaseQueue
+from lease_core.recovery import Standby
+
+HELP = "follow a queue into another database, and take over from it"
+logger = logging.getLogger(__name__)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", help=SOURCE_HELP)
+    parser.add_argument("url", help="the standby's database: sqlite:///path or postgresql://…")
+    namespace_argument(parser)
+    parser.add_argument("--snapshot", metavar="FILE", help="start from this snapshot")
+    parser.add_argument("--interval", type=float, default=0.2, metavar="SECONDS", help="how often to look for more")
+    parser.add_argument("--report-every", type=float, default=60.0, metavar="SECONDS", help="how often to log progress")
+    parser.add_argument("--promote", action="store_true", help="seal the primary, take in the rest, and take over")
+    parser.add_argument("--primary", metavar="URL", help="the primary's database, if the source is a copy of its log")
+    parser.add_argument(
+        "--primary-is-lost",
+        action="store_true",
+        help="take over without it: it is gone for good, and so is what the source has not",
+    )
+    parser.add_argument("--leases", choices=("keep", "release"), default="keep", help="as of omnirelay rebuild")
+
+
+def run(options: argparse.Namespace) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    with ExitStack() as stack:
+        source = open_source(options.source, options.namespace, stack)
+        standby = stack.enter_context(
+            Standby(
+                source,
+                options.url,
+                namespace=options.namespace,
+                interval=options.interval,
+                snapshot=options.snapshot,
+            )
+        )
+        if not options.promote:
+            return _follow(standby, options.report_every)
+        while standby.follow():
+            logger.info("at event %s", standby.number)
+        primary = None if options.primary_is_lost else _primary(options, source, stack)
+        queue = standby.promote(primary, primary_is_lost=options.primary_is_lost, leases=options.leases)
+        stats = stack.enter_context(queue).stats()
+    print(f"primary now, at event {stats.head}: {stats.pending} pending, {stats.active} active, {stats.dead} dead")
+    return 0
+
+
+def _primary(options: argparse.Namespace, source: object, stack: ExitStack) -> LeaseQueue:
+    if options.primary:
+        return open_queue(options.primary, options.namespace, stack)
+    if isinstance(source, LeaseQueue):
+        return source
+    raise InvalidInput("--primary", "the source is a copy: say where the primary is, or that it is lost")
+
+
+def _follow(standby: Standby, report_every: float) -> int:
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    standby.start()
+    while not stopping.wait(report_every):
+        logger.info("at event %s, %s behind", standby.number, standby.lag())
+        if standby.failed:
+            return 1
+    return 0

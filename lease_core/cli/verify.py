@@ -1,0 +1,29 @@
+"""Read a copy of a log from end to end and say where it stops being good. Exits with 1 if it does."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+
+from lease_core.cli.sources import SOURCE_HELP, namespace_argument, open_queue, open_source
+from lease_core.recovery import verify
+
+HELP = "find damage in a copy of the log, or in the tables"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", help=SOURCE_HELP)
+    parser.add_argument("--against", metavar="SOURCE", help="another copy, or the queue, that must hold the same events")
+    parser.add_argument("--tables", metavar="URL", help="a queue whose rows must be what the events make of them")
+    parser.add_argument("--after", type=int, default=0, metavar="NUMBER", help="where the log begins, if it was pruned")
+    namespace_argument(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    with ExitStack() as stack:
+        source = open_source(options.source, options.namespace, stack)
+        other = open_source(options.against, options.namespace, stack) if options.against else None
+        tables = open_queue(options.tables, options.namespace, stack) if options.tables else None
+        report = verify(source, other, tables=tables, after=options.after)
+    print(report)
+    return 0 if report.ok else 1
