@@ -13,7 +13,7 @@ HELP = "find damage in a copy of the log, or in the tables"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", help=SOURCE_HELP)
-    parser.add_argument("--against", metavar="SOURCE", help="another copy, or the queue, that must hold the same events")
+    parser.add_argument("--against", metavar="SOURCE", help="another copy, or the queue, that holds the same events")
     parser.add_argument("--tables", metavar="URL", help="a queue whose rows must be what the events make of them")
     parser.add_argument("--after", type=int, default=0, metavar="NUMBER", help="where the log begins, if it was pruned")
     namespace_argument(parser)
