@@ -10,7 +10,7 @@ survive newer writers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -134,7 +134,10 @@ def completions(first: int, document: bytes) -> Iterator[Completion]:
 
 
 class Gathered(msgspec.Struct):
-    """Events that happened at one moment, as the entries of one document; ``last`` is the number of the last."""
+    """Events that happened at one moment, as the entries of one document; ``last`` is the number of the last.
+
+    ``items`` has, for each entry, the whole items that it carries, if any.
+    """
 
     first: int
     last: int
@@ -142,16 +145,41 @@ class Gathered(msgspec.Struct):
     version: int
     entries: list[Entry]
     items: list[list[WorkItem]]
+    stored: bytes | None = None
 
     def document(self) -> bytes:
-        return _encoder.encode(Document(self.version, self.at, self.entries))
+        return self.stored or _encoder.encode(Document(self.version, self.at, self.entries))
+
+    def parted(self, kind: Callable[[Entry], str]) -> list[tuple[str, Gathered]]:
+        """The same events, parted where entries are of different kinds."""
+        kinds = [kind(entry) for entry in self.entries]
+        if len(set(kinds)) == 1:
+            return [(kinds[0], self)]
+        parts: list[tuple[str, Gathered]] = []
+        number = self.first
+        for this, entry, items in zip(kinds, self.entries, self.items, strict=True):
+            if not parts or parts[-1][0] != this:
+                parts.append((this, Gathered(number, 0, self.at, self.version, [], [])))
+            part = parts[-1][1]
+            part.entries.append(entry)
+            part.items.append(items)
+            number += entry.n
+            part.last = number - 1
+        return parts
+
+
+def parse(first: int, document: bytes) -> Gathered:
+    """A document as it is stored, whose numbers begin at ``first``."""
+    parsed = _decoder.decode(document)
+    items = [
+        [] if entry.items is None else [_item_decoder.decode(each) for each in entry.items] for entry in parsed.entries
+    ]
+    last = first - 1 + sum(entry.n for entry in parsed.entries)
+    return Gathered(first, last, parsed.at, parsed.v, parsed.entries, items, document)
 
 
 def gather(events: Iterable[LeaseEvent]) -> Iterator[Gathered]:
-    """Consecutive events put together again as they are stored: ``expand`` gives them back one by one.
-
-    ``items`` has, for each entry, the whole items that enter with it, if any.
-    """
+    """Consecutive events put together again as they are stored: ``expand`` gives them back one by one."""
     group: Gathered | None = None
     before: LeaseEvent | None = None
     for event in events:

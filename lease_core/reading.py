@@ -96,7 +96,7 @@ def waiting(store: Store, ns: int, limit: int) -> dict[str | None, int]:
 def events(store: Store, ns: int, namespace: str, after: int, limit: int) -> list[LeaseEvent]:
     """Up to ``limit`` events after number ``after``; fewer if they are very large, none only at the end."""
     found: list[LeaseEvent] = []
-    for first, _, document in _documents(store, ns, after, limit):
+    for first, _, document in documents(store, ns, after, limit):
         for event in log.expand(namespace, first, document, after):
             found.append(event)
             if len(found) == limit:
@@ -107,7 +107,7 @@ def events(store: Store, ns: int, namespace: str, after: int, limit: int) -> lis
 def event_lines(store: Store, ns: int, namespace: str, after: int, limit: int) -> list[str]:
     """The same as ``events``, each encoded as the wire has it."""
     found: list[str] = []
-    for first, _, document in _documents(store, ns, after, limit):
+    for first, _, document in documents(store, ns, after, limit):
         found += log_lines.lines(namespace, first, document, after)
         if len(found) >= limit:
             break
@@ -117,7 +117,7 @@ def event_lines(store: Store, ns: int, namespace: str, after: int, limit: int) -
 def completions(store: Store, ns: int, after: int, upto: int | None, limit: int) -> tuple[list[Completion], int]:
     """Completions with a result after number ``after``, and the number up to which the log was read for them."""
     found: list[Completion] = []
-    for first, last, document in _documents(store, ns, after, limit):
+    for first, last, document in documents(store, ns, after, limit):
         for completion in log.completions(first, document):
             if completion.sequence_number <= after:
                 continue
@@ -130,7 +130,7 @@ def completions(store: Store, ns: int, after: int, upto: int | None, limit: int)
     return found, after
 
 
-def _documents(store: Store, ns: int, after: int, limit: int) -> Iterator[tuple[int, int, bytes]]:
+def documents(store: Store, ns: int, after: int, limit: int) -> Iterator[tuple[int, int, bytes]]:
     """Log rows from ``after`` on, read in growing pages so that neither a few nor very many cost too much."""
     size = 0
     until = after + limit

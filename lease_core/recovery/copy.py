@@ -9,9 +9,10 @@ from typing import Literal
 
 import sqlalchemy as sa
 
-from lease_core import reading
+from lease_core import log, reading
 from lease_core.config import QueueConfig
 from lease_core.errors import InvalidInput
+from lease_core.log import Gathered
 from lease_core.queue import LeaseQueue
 from lease_core.recovery import copying, sealing
 from lease_core.recovery import snapshot as snapshots
@@ -89,16 +90,28 @@ class Copy:
             )
 
     def advance(self, source: EventSource, limit: int = PAGE, upto: int | None = None) -> int:
-        """Take in up to ``limit`` more events. Gives how many; 0 says that the source has no more."""
+        """Take in some ``limit`` more events. Gives how many; 0 says that the source has no more."""
         if upto is not None:
             limit = min(limit, upto - self.number)
         if limit <= 0:
             return 0
-        events = source.events(self.number, limit)
-        if not events:
+        groups = self._stored(source, limit, upto) if isinstance(source, LeaseQueue) else []
+        if not groups:
+            groups = copying.gathered(source.events(self.number, limit))
+        if not groups:
             return 0
-        self.number = copying.apply(self._store, self._ns, events)
-        return len(events)
+        before, self.number = self.number, copying.apply(self._store, self._ns, groups)
+        return self.number - before
+
+    def _stored(self, source: LeaseQueue, limit: int, upto: int | None) -> list[Gathered]:
+        """What a queue's log holds next, as it is stored, if that begins where this copy ends."""
+        groups: list[Gathered] = []
+        for first, last, document in reading.documents(source._store, source._ns, self.number, limit):
+            begins_elsewhere = not groups and first != self.number + 1
+            if begins_elsewhere or (groups and last > self.number + limit) or (upto is not None and last > upto):
+                break
+            groups.append(log.parse(first, document))
+        return groups
 
     def head(self) -> Head:
         return reading.head(self._store, self._ns)

@@ -13,7 +13,7 @@ import msgspec
 
 from lease_core import leaving, log, payload
 from lease_core.entering import by_request_id, keep_origin, with_key
-from lease_core.log import Entry
+from lease_core.log import Entry, Gathered
 from lease_core.machine import Claim, Moved, Outcome, Span, State, decide, replace
 from lease_core.model import ErrorRecord, EventType, LeaseEvent, WorkItem, to_datetime
 from lease_core.replay import ReplayDiverged, Told, as_restored
@@ -21,92 +21,103 @@ from lease_core.store import selects
 from lease_core.store.base import Query, Row, Store, Transaction
 from lease_core.unit import SealedUnit, Unit
 
-_ENQUEUED, _RESTORED, _PURGED = str(EventType.ENQUEUED), str(EventType.RESTORED), str(EventType.PURGED)
 
-
-def apply(store: Store, ns: int, events: Sequence[LeaseEvent]) -> int:
-    """Bring a sealed copy forward by ``events``, which follow what it holds. Gives the number it has come to.
-
-    Raises ``ReplayDiverged``, and goes no further, at an event that could not have happened to the items as they stand.
-    """
+def gathered(events: Sequence[LeaseEvent]) -> list[Gathered]:
+    """Events as they are to be stored. They must be dense."""
     for before, event in pairwise(events):
         if event.sequence_number != before.sequence_number + 1:
             raise ReplayDiverged(
                 event.sequence_number, f"follows {before.sequence_number}; events are missing or doubled"
             )
+    return list(log.gather(events))
+
+
+def apply(store: Store, ns: int, groups: Sequence[Gathered]) -> int:
+    """Bring a sealed copy forward by ``groups``, which follow what it holds. Gives the number it has come to.
+
+    Raises ``ReplayDiverged``, and goes no further, at an event that could not have happened to the items as they stand.
+    """
     number = 0
-    for part in _parts(events):
+    for part in _parts(groups):
         _make_room(store, ns, part)
         number = store.run(ns, lambda transaction, part=part: _apply(store, transaction, part))  # type: ignore[misc]
     return number
 
 
-def _parts(events: Sequence[LeaseEvent]) -> Iterator[list[LeaseEvent]]:
+def _parts(groups: Sequence[Gathered]) -> Iterator[list[Gathered]]:
     """Events that may share a transaction.
 
     What removes rows, or puts others in their place, has one of its own: within a transaction statements are sent
     together, and must not depend on each other's order.
     """
-    part: list[LeaseEvent] = []
-    kind = ""
+    part: list[Gathered] = []
+    before = ""
     requests: set[str] = set()
-    for event in events:
-        type_ = event.type
-        this, request = "moves", None
-        if type_ == _ENQUEUED and event.item is not None:
-            request = event.item.request_id
-        elif type_ == _PURGED:
-            this = "removes"
-        elif type_ == _RESTORED and event.enqueued_at is not None:
-            this, request = "replaces", event.item.request_id if event.item else None
-        # a request that comes twice: its first item was forgotten in between
-        if part and (this != kind or (request is not None and request in requests)):
-            yield part
-            part, requests = [], set()
-        kind = this
-        part.append(event)
-        if request is not None:
-            requests.add(request)
+    for group in groups:
+        for kind, piece in group.parted(_kind):
+            asked = [item.request_id for _, item in _coming(piece) if item.request_id is not None]
+            # a request that comes twice: its first item was forgotten in between
+            if part and (kind != before or not requests.isdisjoint(asked)):
+                yield part
+                part, requests = [], set()
+            before = kind
+            part.append(piece)
+            requests.update(asked)
     if part:
         yield part
 
 
-def _apply(store: Store, transaction: Transaction, events: list[LeaseEvent]) -> int:
+def _kind(entry: Entry) -> str:
+    if entry.type == EventType.PURGED:
+        return "removes"
+    return "replaces" if entry.type == EventType.RESTORED and entry.enqueued_at is not None else "moves"
+
+
+def _enters(entry: Entry) -> bool:
+    return entry.type == EventType.ENQUEUED or _kind(entry) == "replaces"
+
+
+def _coming(group: Gathered) -> Iterator[tuple[int, WorkItem]]:
+    """The items that come in with these events, by id."""
+    for entry, items in zip(group.entries, group.items, strict=True):
+        if entry.id is not None and _enters(entry):
+            yield from enumerate(items, entry.id)
+
+
+def _apply(store: Store, transaction: Transaction, groups: list[Gathered]) -> int:
     copy = _CopyingUnit(store, transaction)
     copy.fetch()
-    fresh = [event for event in events if event.sequence_number > copy.head.number]
-    if not fresh:
-        return copy.head.number
-    copy.take_in(fresh)
+    fresh = [group for group in groups if group.last > copy.head.number]
+    if fresh:
+        copy.take_in(fresh)
     return copy.head.number
 
 
 class _CopyingUnit(SealedUnit):
     """A unit of work that lets happen what an event says, and keeps the event itself."""
 
-    def take_in(self, events: list[LeaseEvent]) -> None:
-        first = events[0].sequence_number
-        if first != self.head.number + 1:
-            raise ReplayDiverged(first, f"follows {self.head.number}; events are missing or out of order")
-        groups = list(log.gather(events))
-        self.time = groups[-1].at
-        rows = self._read(events)
+    def take_in(self, groups: list[Gathered]) -> None:
+        rows = self._read(groups)
         for group in groups:
+            if group.first != self.head.number + 1:
+                raise ReplayDiverged(group.first, f"follows {self.head.number}; events are missing or out of order")
             number = group.first
             for entry, items in zip(group.entries, group.items, strict=True):
                 self._happen(entry, items, number, group.at, rows)
                 number += entry.n
             self.transaction.log(group.first, group.last, group.document(), group.at)
-        self.now = self.time
+        self.now = groups[-1].at
+        if self.lanes:  # who comes first was settled among others than those who are in the lanes now
+            sql = f"UPDATE omnirelay_span SET ready = 0 WHERE ns = ? AND state = 1 AND key {self.store.member}"
+            self.transaction.write(sql, (self.ns, self.store.pack(sorted(self.lanes))), last=True)
         self.write_spans()
         self.write_head()
 
-    def _read(self, events: list[LeaseEvent]) -> dict[int, Row]:
+    def _read(self, groups: list[Gathered]) -> dict[int, Row]:
         """Load the spans of all items concerned; give the rows of those that come in and are here already."""
-        ids = sorted({event.sequence_id for event in events if event.sequence_id is not None})
-        ranges = selects.merged([(i, i) for i in ids])
-        entering = [event.sequence_id for event in events if _enters(event)]
-        here = selects.items(self.store, self.ns, selects.merged([(i, i) for i in sorted(filter(None, entering))]))
+        entries = [entry for group in groups for entry in group.entries if entry.id is not None]
+        ranges = _ranges(entries)
+        here = selects.items(self.store, self.ns, _ranges([entry for entry in entries if _enters(entry)]))
         spans = selects.overlapping(self.store, self.ns, ranges)
         found = self.fetch(*spans, *here)
         self.load(chain.from_iterable(found[: len(spans)]))
@@ -173,6 +184,8 @@ class _CopyingUnit(SealedUnit):
 
     def _let(self, part: Span, outcome: Moved, entry: Entry, items: list[WorkItem], at: int) -> None:
         to = outcome.to
+        if part.key is not None:
+            self.lanes.add(part.key)
         if to is None:
             self.become(part, None)
             leaving.forget(self, [part])
@@ -233,44 +246,44 @@ def _decide(entry: Entry, offset: int, number: int, part: Span, at: int) -> Outc
     return decide(part, command, at)
 
 
-def _enters(event: LeaseEvent) -> bool:
-    return event.type == _ENQUEUED or (event.type == _RESTORED and event.enqueued_at is not None)
+def _ranges(entries: list[Entry]) -> list[selects.Range]:
+    return selects.merged(sorted((entry.id or 0, (entry.id or 0) + entry.n - 1) for entry in entries))
 
 
-def _make_room(store: Store, ns: int, events: list[LeaseEvent]) -> None:
+Coming = dict[int, WorkItem]
+
+
+def _make_room(store: Store, ns: int, groups: list[Gathered]) -> None:
     """Forget finished items whose ids or request ids come in anew: the queue had forgotten them when that happened."""
-    coming = {event.sequence_id: event for event in events if _enters(event) and event.item is not None}
+    coming: Coming = dict(chain.from_iterable(map(_coming, groups)))
     if coming and _is_crowded(store, ns, coming):
-        store.run(ns, lambda transaction: _forget_old(store, transaction, coming))
-
-
-Coming = dict[int | None, LeaseEvent]
+        store.run(ns, lambda transaction: _forget_old(store, transaction, coming, groups[0].first))
 
 
 def _is_crowded(store: Store, ns: int, coming: Coming) -> bool:
-    queries = [Query("SELECT 1 FROM omnirelay_item WHERE ns = ? AND id >= ? LIMIT 1", (ns, min(filter(None, coming))))]
+    queries = [Query("SELECT 1 FROM omnirelay_item WHERE ns = ? AND id >= ? LIMIT 1", (ns, min(coming)))]
     if requests := _requests(coming):
         sql = f"SELECT 1 FROM omnirelay_item WHERE ns = ? AND request_id {store.member} LIMIT 1"
         queries.append(Query(sql, (ns, store.pack(sorted(requests)))))
     return any(store.read(*queries))
 
 
-def _requests(coming: Coming) -> dict[str, int | None]:
-    return {event.item.request_id: i for i, event in coming.items() if event.item and event.item.request_id is not None}
+def _requests(coming: Coming) -> dict[str, int]:
+    return {item.request_id: i for i, item in coming.items() if item.request_id is not None}
 
 
-def _forget_old(store: Store, transaction: Transaction, coming: Coming) -> None:
+def _forget_old(store: Store, transaction: Transaction, coming: Coming, first: int) -> None:
     unit = _CopyingUnit(store, transaction)
     unit.fetch()
-    if unit.head.number >= min(event.sequence_number for event in coming.values()):
+    if unit.head.number >= first:
         return  # these came in before a crash: nothing is in their way but they themselves
     requests = _requests(coming)
     found = chain.from_iterable(unit.fetch(*by_request_id(unit, sorted(requests))))
     old = {own for request, own in found if requests[request] != own}
-    ranges = selects.merged(sorted((i, i) for i in coming if i is not None))
+    ranges = selects.merged([(i, i) for i in sorted(coming)])
     for row in chain.from_iterable(unit.fetch(*selects.items(store, transaction.ns, ranges))):
-        if not _is_back(row, coming[row[0]]):
-            old.add(row[0])
+        if payload.to_item(row, coming[row[0]].priority) != coming[row[0]]:
+            old.add(row[0])  # another item that had the same id
     gone = [
         unit.carve(span, first, last)
         for first, last, span in _standing(unit, old)
@@ -286,9 +299,3 @@ def _standing(unit: Unit, ids: set[int]) -> list[tuple[int, int, Span | None]]:
     ranges = selects.merged(sorted((i, i) for i in ids))
     unit.load(chain.from_iterable(unit.fetch(*selects.overlapping(unit.store, unit.ns, ranges))))
     return [part for lo, hi in ranges for part in list(unit.parts(lo, hi))]
-
-
-def _is_back(row: Row, event: LeaseEvent) -> bool:
-    """Whether the item that comes in is the one that was here before."""
-    item = event.item
-    return item is not None and payload.to_item(row, item.priority) == item

@@ -96,8 +96,15 @@ def rows(queue: LeaseQueue) -> dict[str, Any]:
                 schema.origin.c.ns == queue._ns
             )
         ).all()
+        lane = sa.func.sum(sa.case((sa.or_(schema.span.c.state == 2, schema.span.c.ready != 0), 1), else_=0))
+        lanes = connection.execute(
+            sa.select(lane)
+            .where(schema.span.c.ns == queue._ns, schema.span.c.key.is_not(None))
+            .group_by(schema.span.c.key)
+        )
+        open_in_lane = set(lanes.scalars().all())
     statuses = {status.sequence_id: status for status in queue.inspect(found)}
-    return {"items": statuses, "origins": {tuple(row) for row in origins}}
+    return {"items": statuses, "origins": {tuple(row) for row in origins}, "lanes": open_in_lane}
 
 
 def same(original: LeaseQueue, copy: LeaseQueue) -> None:
@@ -108,6 +115,7 @@ def same(original: LeaseQueue, copy: LeaseQueue) -> None:
     assert one["items"].items() <= other["items"].items(), _first_difference(one["items"], other["items"])
     assert {other["items"][i].state for i in other["items"].keys() - one["items"].keys()} <= {"completed", "drained"}
     assert one["origins"] <= other["origins"]
+    assert one["lanes"] == other["lanes"] == {1} or not other["lanes"]
 
 
 def _counts(queue: LeaseQueue) -> Any:
