@@ -213,7 +213,7 @@ def serial_instead_of_the_head_row() -> Iterator[None]:
         return begin_late
 
     def number_by_serial(log: Any) -> Any:
-        return lambda self, first, last, document: log(self, self.serial, self.serial + last - first, document)
+        return lambda self, first, last, *what: log(self, self.serial, self.serial + last - first, *what)
 
     with (
         instead_of(sqlite.SqliteTransaction, "_begin", draw_first),

@@ -152,7 +152,7 @@ def test_once_fails_if_a_sink_does(
 
 def test_bad_configuration_is_told_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["relay", "--config", str(tmp_path / "nowhere.toml")]) == 2
-    assert capsys.readouterr().err.startswith("omnirelay: config: ")
+    assert capsys.readouterr().err.startswith("omnirelay relay: config: ")
 
 
 def test_the_process_follows_the_queue_and_stops_on_sigterm(config: Path, queue: LeaseQueue, tmp_path: Path) -> None:
