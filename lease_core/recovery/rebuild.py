@@ -61,6 +61,11 @@ def rebuild(
                 progress(copy.number, goal if goal is None else max(goal, copy.number))
         if upto is not None and copy.number < upto:
             raise InvalidInput("upto", f"is {upto}, but the source ends with event {copy.number}")
+        if copy.number == 0 and upto is None:
+            raise InvalidInput(
+                "source",
+                f"holds no event of namespace {copy.namespace!r}; is it the right one? (upto=0 makes it empty)",
+            )
         if progress is not None:
             progress(copy.number, copy.number)
         return copy.take_over(1, leases)

@@ -211,6 +211,11 @@ def test_an_event_that_cannot_have_happened_stops_it(original: LeaseQueue, sqlit
     assert "missing" in found.value.problem
 
 
+def test_nothing_is_not_taken_for_a_queue(sqlite_url: str) -> None:
+    with pytest.raises(InvalidInput, match="is it the right one"):
+        rebuild(MemorySink(), sqlite_url, namespace="main")
+
+
 @pytest.mark.parametrize(
     ("what", "field"), [({"upto": -1}, "upto"), ({"leases": "drop"}, "leases"), ({"upto": 10**6}, "upto")]
 )

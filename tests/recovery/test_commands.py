@@ -1,0 +1,88 @@
+"""The same from a shell: each command does its work in a process of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lease_core import LeaseQueue, WorkItem
+from lease_core.errors import QueueSealed
+from lease_core.replication import JsonlSink, ObjectStoreSink, Relay, Rules
+
+
+def omnirelay(*arguments: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "lease_core.cli", *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A queue with a little past, and two copies of its log."""
+    url = f"sqlite:///{tmp_path}/queue.db"
+    with LeaseQueue.open(url, "landing") as queue:
+        queue.enqueue([WorkItem("file", name) for name in "abc"])
+        queue.complete(queue.lease("worker"))
+        sinks = [JsonlSink(tmp_path / "lines"), ObjectStoreSink(f"file://{tmp_path}/objects")]
+        Relay(queue, sinks, rules=Rules(linger=0)).run_once()
+    return url
+
+
+def test_rebuild_and_verify(url: str, tmp_path: Path) -> None:
+    for at, source in enumerate((url, f"jsonl:{tmp_path}/lines", f"file://{tmp_path}/objects")):
+        copy = f"sqlite:///{tmp_path}/{at}.db"
+        assert "2 pending, 0 active" in omnirelay("rebuild", source, copy, "--namespace", "landing")
+        told = omnirelay("verify", copy, "--against", source, "--tables", copy, "--namespace", "landing")
+        assert told.strip() == "good up to event 5, which is the last"
+
+
+def test_damage_is_told_with_a_number_and_an_exit_code(url: str, tmp_path: Path) -> None:
+    [file] = [path for path in (tmp_path / "lines").rglob("*.jsonl") if path.is_file()]
+    file.write_bytes(file.read_bytes().replace(b'"b"', b'"x"'))
+    assert "event 1:" in omnirelay("verify", f"jsonl:{tmp_path}/lines", "--namespace", "landing", code=1)
+    told = omnirelay(
+        "rebuild", f"jsonl:{tmp_path}/lines", f"sqlite:///{tmp_path}/x.db", "--namespace", "landing", code=2
+    )
+    assert "the first bad event is 1" in told
+    assert "Traceback" not in told
+
+
+def test_snapshot_and_rebuild_from_it(url: str, tmp_path: Path) -> None:
+    assert "as of event 5" in omnirelay("snapshot", url, str(tmp_path / "file"), "--namespace", "landing")
+    copy = f"sqlite:///{tmp_path}/copy.db"
+    omnirelay("rebuild", url, copy, "--namespace", "landing", "--snapshot", str(tmp_path / "file"))
+    with LeaseQueue.open(copy, "landing") as queue:
+        assert queue.stats().pending == 2
+
+
+def test_a_standby_follows_and_takes_over(url: str, tmp_path: Path) -> None:
+    copy = f"sqlite:///{tmp_path}/standby.db"
+    arguments = [sys.executable, "-m", "lease_core.cli", "standby", url, copy, "--namespace", "landing"]
+    following = subprocess.Popen(arguments, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while True:
+        with LeaseQueue.open(copy, "landing") as behind:
+            if behind.stats().head == 5:
+                break
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    following.send_signal(signal.SIGTERM)
+    assert following.wait(30) == 0
+    assert "primary now, at event 5" in omnirelay("standby", url, copy, "--namespace", "landing", "--promote")
+    with LeaseQueue.open(url, "landing") as old, LeaseQueue.open(copy, "landing") as new:
+        with pytest.raises(QueueSealed):
+            old.lease("worker")
+        assert len(new.lease("worker", limit=5)) == 2
+
+
+def test_what_is_no_source_is_told_in_a_line(tmp_path: Path) -> None:
+    told = omnirelay("verify", "ftp://nowhere", code=2)
+    assert told.startswith("omnirelay verify: source: 'ftp' is no kind of source")
+    assert "Traceback" not in told
