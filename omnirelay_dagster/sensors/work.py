@@ -159,7 +159,7 @@ def _tick(context: dg.SensorEvaluationContext, queue: LeaseQueue, launching: _La
             "build_run_status_sensors(report_dead_runs=True) reports such runs failed"
         )
     if launching.partition_key is None and launching.partitions_def is None:
-        launching = launching._replace(partitions_def=partitions_of_target(context))
+        launching = launching._replace(partitions_def=partitions_of_target(context, launching.name))
     items = _items(context, queue, stats, launching)
     wanted, why_not = _which(items, runs, stats, launching)
     return dg.SensorResult(

@@ -55,15 +55,15 @@ def checked_partitions(target: Any, partition_key: Any, partitions_def: Any) -> 
     return partitions_def  # type: ignore[no-any-return]
 
 
-def partitions_of_target(context: dg.SensorEvaluationContext) -> dg.PartitionsDefinition[str] | None:
-    """The partitions of the asset that the sensor launches, if it leases by partition.
+def partitions_of_target(context: dg.SensorEvaluationContext, name: str) -> dg.PartitionsDefinition[str] | None:
+    """The partitions of the asset that the sensor ``name`` launches, if it leases by partition.
 
     For targets that are only named (a key, a selection, a job): what they are is known once all is loaded.
     """
     repository = context.repository_def
-    if repository is None or not repository.has_sensor_def(context.sensor_name):
+    if repository is None or not repository.has_sensor_def(name):
         return None
-    sensor = repository.get_sensor_def(context.sensor_name)
+    sensor = repository.get_sensor_def(name)
     assets = [
         each
         for target in sensor.targets
