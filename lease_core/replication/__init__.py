@@ -16,11 +16,13 @@ from lease_core.replication.errors import (
     SinkUnavailable,
     UnreadableEvent,
 )
+from lease_core.replication.hub import HubCopy, HubFollower, HubServer, MergedEvent, follow_hub, read_hub
 from lease_core.replication.lane import Rules, SinkStatus
 from lease_core.replication.refused import RefusedEvents
 from lease_core.replication.relay import Relay
 from lease_core.replication.sinks.combine import fan_out, with_shard
 from lease_core.replication.sinks.http import HttpSink
+from lease_core.replication.sinks.hub import HubSink
 from lease_core.replication.sinks.jsonl import JsonlSink, read_jsonl
 from lease_core.replication.sinks.memory import MemorySink
 from lease_core.replication.sinks.nats import NatsSink
@@ -36,9 +38,14 @@ __all__ = [
     "FileCheckpoints",
     "HistoryDiffers",
     "HttpSink",
+    "HubCopy",
+    "HubFollower",
+    "HubServer",
+    "HubSink",
     "JsonlSink",
     "MemoryCheckpoints",
     "MemorySink",
+    "MergedEvent",
     "NatsSink",
     "ObjectStoreSink",
     "OpenLineageSink",
@@ -58,8 +65,10 @@ __all__ = [
     "encode_event",
     "encode_events",
     "fan_out",
+    "follow_hub",
     "json_schema",
     "prune_archived",
+    "read_hub",
     "read_jsonl",
     "read_segments",
     "read_sql",

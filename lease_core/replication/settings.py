@@ -105,17 +105,25 @@ class Settings(BaseModel):
 
 def load_settings(path: str | os.PathLike[str] | None, environment: Mapping[str, str] | None = None) -> Settings:
     """The settings of the file (if there is one) and the environment. Raises ``InvalidConfig``, naming the field."""
-    environment = os.environ if environment is None else environment
-    tree = {} if path is None else _read(Path(path), environment)
-    for name, value in sorted(environment.items()):
-        parts = name.removeprefix(PREFIX).lower().split("__") if name.startswith(PREFIX) else []
-        if len(parts) > 1 and parts[0] in ("relay", "sinks"):
-            _put(tree, parts, value)
+    tree = read_tree(path, environment, ("relay", "sinks"))
     try:
         return Settings.model_validate(tree)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         raise InvalidConfig(".".join(map(str, first["loc"])), first["msg"]) from None
+
+
+def read_tree(
+    path: str | os.PathLike[str] | None, environment: Mapping[str, str] | None, tables: tuple[str, ...]
+) -> dict[str, Any]:
+    """The file as a tree, with what the environment says of these tables put into it."""
+    environment = os.environ if environment is None else environment
+    tree = {} if path is None else _read(Path(path), environment)
+    for name, value in sorted(environment.items()):
+        parts = name.removeprefix(PREFIX).lower().split("__") if name.startswith(PREFIX) else []
+        if len(parts) > 1 and parts[0] in tables:
+            _put(tree, parts, value)
+    return tree
 
 
 def _read(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ _OURS = {
     "objects": f"{_HERE}.object_store:ObjectStoreSink",
     "sql": f"{_HERE}.sql:SqlSink",
     "http": f"{_HERE}.http:HttpSink",
+    "hub": f"{_HERE}.hub:HubSink",
     "nats": f"{_HERE}.nats:NatsSink",
     "openlineage": f"{_HERE}.openlineage:OpenLineageSink",
 }

@@ -1,0 +1,108 @@
+"""Storing what many streams offer, with one commit for all that arrived while the last one was under way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+
+from lease_core.replication.hub.admission import Offer, Verdict
+from lease_core.replication.hub.store import HubStore
+
+logger = logging.getLogger(__name__)
+
+
+class Writer:
+    """The only one that appends. Offers of one stream are stored in the order in which they are made.
+
+    No more than ``most_pending`` bytes wait at any time, one offer excepted: who offers more is made to wait, and does
+    not read from its source meanwhile.
+    """
+
+    def __init__(self, store: HubStore, group_bytes: int = 16 << 20, most_pending: int = 64 << 20) -> None:
+        self._store = store
+        self._group_bytes, self._most_pending = group_bytes, most_pending
+        self._waiting: deque[tuple[Offer, asyncio.Future[Verdict]]] = deque()
+        self._pending = 0
+        self._changed = asyncio.Condition()
+        self._stored = asyncio.Condition()
+        self._stopping = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hub-writer")
+        self._task = asyncio.create_task(self._run())
+        self.events = 0
+
+    @property
+    def pending_bytes(self) -> int:
+        """What was offered and is not stored yet."""
+        return self._pending
+
+    async def offer(self, offer: Offer) -> asyncio.Future[Verdict]:
+        """The verdict to come, once there is room for the offer."""
+        size = len(offer.lines)
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._pending or self._pending + size <= self._most_pending)
+            verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+            self._waiting.append((offer, verdict))
+            self._pending += size
+            self._changed.notify_all()
+        return verdict
+
+    async def wait_for_more(self, timeout: float) -> None:
+        """Until something was stored, or for so many seconds."""
+        async with self._stored:
+            try:
+                await asyncio.wait_for(self._stored.wait(), timeout)
+            except TimeoutError:
+                return
+
+    async def wake(self) -> None:
+        """Let everybody go on who waits for something to be stored."""
+        async with self._stored:
+            self._stored.notify_all()
+
+    async def close(self) -> None:
+        """Store what was offered, then stop."""
+        async with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        await self._task
+        self._thread.shutdown(wait=True)
+
+    async def _run(self) -> None:
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._waiting or self._stopping)
+                group = self._take()
+            if not group:
+                return
+            offers = [offer for offer, _ in group]
+            verdicts = await self._append(offers)
+            for (_, future), verdict in zip(group, verdicts, strict=True):
+                if not future.done():
+                    future.set_result(verdict)
+            async with self._changed:
+                self._pending -= sum(len(offer.lines) for offer in offers)
+                self._changed.notify_all()
+            await self.wake()
+
+    def _take(self) -> list[tuple[Offer, asyncio.Future[Verdict]]]:
+        group: list[tuple[Offer, asyncio.Future[Verdict]]] = []
+        size = 0
+        while self._waiting and (not group or size + len(self._waiting[0][0].lines) <= self._group_bytes):
+            group.append(self._waiting.popleft())
+            size += len(group[-1][0].lines)
+        return group
+
+    async def _append(self, offers: list[Offer]) -> list[Verdict]:
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self._thread, self._store.append, offers)
+        except Exception as error:  # nothing was stored: the sources are told, and come again
+            logger.error("the hub cannot store: %s", type(error).__name__, exc_info=logger.isEnabledFor(logging.DEBUG))
+            return [Verdict("UNAVAILABLE", reason=f"the hub cannot store ({type(error).__name__})")] * len(offers)
+        for offer, verdict in zip(offers, found, strict=True):
+            if verdict.outcome == "REWRITES_HISTORY":
+                logger.warning("%s/%s was refused: %s", offer.source, offer.namespace, verdict.reason)
+            elif verdict.outcome == "STORED":
+                self.events += offer.last - offer.first + 1
+        return found
