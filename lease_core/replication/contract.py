@@ -27,7 +27,10 @@ class Sink(Protocol):
 
     A sink may also have ``position(namespace)``, if it stores how far it has come together with the events: the number
     of the last event that it holds, 0 for none, or None if it cannot tell. The relay then goes by that, so that nothing
-    is there twice however often the relay is killed. And ``close()``, called when the relay stops.
+    is there twice however often the relay is killed. If it also has ``compares = True``, it raises ``HistoryDiffers``
+    for events that are not those it holds under the same numbers; the relay then shows it the last one before it goes
+    on, so that a queue that was made anew is not appended to the copy of another. And ``close()``, called when the
+    relay stops.
     """
 
     @property

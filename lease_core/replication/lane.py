@@ -184,7 +184,18 @@ class Lane:
         kept = self._register(own)
         if own is None or (own == 0 and self.rules.start != "beginning"):
             return kept
+        if own and getattr(self.sink, "compares", False):
+            self._show_last(own)
         return own  # also where the checkpoint is further: what the sink has lost since it gets again
+
+    def _show_last(self, own: int) -> None:
+        """Deliver the last event that the sink holds once more: if it is not the same, this is another log."""
+        try:
+            last = self._pages.after(own - 1, 1)
+        except EventsPruned:
+            return
+        if last is not None:
+            self.sink.deliver(last)
 
     def _register(self, own: int | None) -> int:
         if self._checkpoints is None:

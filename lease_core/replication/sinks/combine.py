@@ -37,6 +37,7 @@ class _FanOut:
         self.name = name
         self._sinks = sinks
         self.linger = max(getattr(sink, "linger", 0.0) for sink in sinks)
+        self.compares = any(getattr(sink, "compares", False) for sink in sinks)
 
     def deliver(self, batch: Batch) -> None:
         for sink in self._sinks:
@@ -60,6 +61,7 @@ class _Tagged:
         self.name = sink.name
         self.shard = shard
         self.linger = getattr(sink, "linger", 0.0)
+        self.compares = getattr(sink, "compares", False)
         self._sink: Any = sink
 
     def deliver(self, batch: Batch) -> None:

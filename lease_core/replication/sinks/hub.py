@@ -22,6 +22,8 @@ class HubSink:
     clear unless ``insecure`` says so.
     """
 
+    compares = True
+
     def __init__(
         self,
         address: str,
@@ -71,14 +73,14 @@ class HubSink:
             case _:
                 raise SinkUnavailable(answer.reason or f"the hub gave answer {answer.outcome}")
 
-    def position(self, namespace: str) -> int | None:
+    def position(self, namespace: str) -> int:
         request = wire.messages().PositionRequest(source=self._source, namespace=namespace)
         try:
             found = self._client.stub().Position(request, timeout=self._timeout)
         except wire.grpc().RpcError as error:
             raise SinkUnavailable(said(error)) from None
         self._most_bytes = found.most_bytes
-        return None if self._begin_late and not found.last else int(found.last)
+        return int(found.last)
 
     def close(self) -> None:
         with self._lock:
