@@ -6,7 +6,6 @@ import threading
 from typing import Any
 
 from lease_core.errors import InvalidInput, LeaseError, StoreUnavailable
-from lease_core.replication.errors import CorruptCopy
 from lease_core.replication.hub import wire
 from lease_core.replication.hub.addresses import parse
 from lease_core.replication.hub.credentials import PathLike, client_credentials
@@ -69,13 +68,10 @@ def said(error: Any) -> str:
     return f"hub: {error.code().name} {(error.details() or '')[:300]}".rstrip()
 
 
-def meaning(error: Any, place: str) -> LeaseError:
+def meaning(error: Any) -> LeaseError:
     """The error to raise for a call that failed while reading."""
     code = wire.grpc().StatusCode
     match error.code():
-        case code.DATA_LOSS:
-            last_good, _, problem = (error.details() or "").partition(": ")
-            return CorruptCopy(place, problem, int(last_good) if last_good.isdecimal() else 0)
         case code.INVALID_ARGUMENT:
             field, _, problem = (error.details() or "").partition(": ")
             return InvalidInput(field, problem)

@@ -64,6 +64,8 @@ class HubCopy:
             before = found.seal
 
     def _checked(self, batch: Any, before: Seal | None, after: int) -> Block:
+        if batch.HasField("damage"):
+            raise CorruptCopy(self._place, batch.damage.reason, batch.damage.last_good)
         count = batch.last - batch.first + 1
         seal = Seal(batch.namespace, batch.first, batch.last, count, batch.previous, batch.sha256)
         try:
@@ -80,6 +82,6 @@ class HubCopy:
         try:
             yield from call
         except failed as error:
-            raise meaning(error, self._place) from None
+            raise meaning(error) from None
         finally:
             call.cancel()

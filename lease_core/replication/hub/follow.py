@@ -123,7 +123,7 @@ class HubFollower:
                 yield from self._expand(run, after)
                 after = run.position + run.lines.count(b"\n") - 1
         except failed as error:
-            raise meaning(error, f"hub {self._client.address}") from None
+            raise meaning(error) from None
         except ValueError:  # what gRPC says of a channel that was closed
             if not self._closed.is_set():
                 raise
@@ -131,15 +131,16 @@ class HubFollower:
             call.cancel()
 
     def _expand(self, run: Any, after: int | None) -> Iterator[MergedEvent]:
+        if run.HasField("damage"):
+            raise CorruptCopy(f"hub {self._client.address}", run.damage.reason, run.damage.last_good)
         if after is not None and run.position > after + 1 and not (self._source or self._namespace):
             place = f"hub {self._client.address}"
             raise CorruptCopy(place, f"positions {after + 1} to {run.position - 1} are missing", after)
         for position, event in enumerate(decode_events(run.lines), run.position):
-            if after is None or position > after:
-                yield MergedEvent(position, run.source, event)
+            yield MergedEvent(position, run.source, event)
 
     def _call(self, method: str, request: Any) -> Any:
         try:
             return getattr(self._client.stub(), method)(request, timeout=max(1.0, self._patience))
         except wire.grpc().RpcError as error:
-            raise meaning(error, f"hub {self._client.address}") from None
+            raise meaning(error) from None

@@ -24,37 +24,39 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$lease_core/replication/hub/hub.proto\x12\x10omnirelay.hub.v1\"\x88\x01\n\x05\x42\x61tch\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\r\n\x05\x66irst\x18\x03 \x01(\x03\x12\x0c\n\x04last\x18\x04 \x01(\x03\x12\r\n\x05lines\x18\x05 \x01(\x0c\x12\x0e\n\x06\x62\x65gins\x18\x06 \x01(\x08\x12\x10\n\x08previous\x18\x07 \x01(\t\x12\x0e\n\x06sha256\x18\x08 \x01(\t\"k\n\x06\x41nswer\x12*\n\x07outcome\x18\x01 \x01(\x0e\x32\x19.omnirelay.hub.v1.Outcome\x12\x0c\n\x04next\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x17\n\x0fsequence_number\x18\x04 \x01(\x03\"4\n\x0fPositionRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\"@\n\rPositionReply\x12\x0c\n\x04last\x18\x01 \x01(\x03\x12\r\n\x05\x66irst\x18\x02 \x01(\x03\x12\x12\n\nmost_bytes\x18\x03 \x01(\x03\"?\n\x0bReadRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x03\"_\n\rFollowRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x03\x12\x0e\n\x06reader\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\x0c\n\x04once\x18\x05 \x01(\x08\"[\n\x06Merged\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x10\n\x08position\x18\x03 \x01(\x03\x12\r\n\x05\x66irst\x18\x04 \x01(\x03\x12\r\n\x05lines\x18\x05 \x01(\x0c\"*\n\x06\x43ursor\x12\x0e\n\x06reader\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x03\"\x10\n\x0eSourcesRequest\"M\n\x0cSourcesReply\x12/\n\x07sources\x18\x01 \x03(\x0b\x32\x1e.omnirelay.hub.v1.SourceStatus\x12\x0c\n\x04head\x18\x02 \x01(\x03\"N\n\x0cSourceStatus\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\r\n\x05\x66irst\x18\x03 \x01(\x03\x12\x0c\n\x04last\x18\x04 \x01(\x03*o\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\n\n\x06STORED\x10\x01\x12\x0b\n\x07MISSING\x10\x02\x12\x14\n\x10REWRITES_HISTORY\x10\x03\x12\x0b\n\x07INVALID\x10\x04\x12\x0f\n\x0bUNAVAILABLE\x10\x05\x32\xaf\x03\n\x03Hub\x12@\n\x07Publish\x12\x17.omnirelay.hub.v1.Batch\x1a\x18.omnirelay.hub.v1.Answer(\x01\x30\x01\x12N\n\x08Position\x12!.omnirelay.hub.v1.PositionRequest\x1a\x1f.omnirelay.hub.v1.PositionReply\x12@\n\x04Read\x12\x1d.omnirelay.hub.v1.ReadRequest\x1a\x17.omnirelay.hub.v1.Batch0\x01\x12\x45\n\x06\x46ollow\x12\x1f.omnirelay.hub.v1.FollowRequest\x1a\x18.omnirelay.hub.v1.Merged0\x01\x12@\n\nKeepCursor\x12\x18.omnirelay.hub.v1.Cursor\x1a\x18.omnirelay.hub.v1.Cursor\x12K\n\x07Sources\x12 .omnirelay.hub.v1.SourcesRequest\x1a\x1e.omnirelay.hub.v1.SourcesReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$lease_core/replication/hub/hub.proto\x12\x10omnirelay.hub.v1\"\xb2\x01\n\x05\x42\x61tch\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\r\n\x05\x66irst\x18\x03 \x01(\x03\x12\x0c\n\x04last\x18\x04 \x01(\x03\x12\r\n\x05lines\x18\x05 \x01(\x0c\x12\x0e\n\x06\x62\x65gins\x18\x06 \x01(\x08\x12\x10\n\x08previous\x18\x07 \x01(\t\x12\x0e\n\x06sha256\x18\x08 \x01(\t\x12(\n\x06\x64\x61mage\x18\t \x01(\x0b\x32\x18.omnirelay.hub.v1.Damage\"+\n\x06\x44\x61mage\x12\x11\n\tlast_good\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"k\n\x06\x41nswer\x12*\n\x07outcome\x18\x01 \x01(\x0e\x32\x19.omnirelay.hub.v1.Outcome\x12\x0c\n\x04next\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x17\n\x0fsequence_number\x18\x04 \x01(\x03\"4\n\x0fPositionRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\"@\n\rPositionReply\x12\x0c\n\x04last\x18\x01 \x01(\x03\x12\r\n\x05\x66irst\x18\x02 \x01(\x03\x12\x12\n\nmost_bytes\x18\x03 \x01(\x03\"?\n\x0bReadRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x03\"_\n\rFollowRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x03\x12\x0e\n\x06reader\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\x0c\n\x04once\x18\x05 \x01(\x08\"\x85\x01\n\x06Merged\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x10\n\x08position\x18\x03 \x01(\x03\x12\r\n\x05\x66irst\x18\x04 \x01(\x03\x12\r\n\x05lines\x18\x05 \x01(\x0c\x12(\n\x06\x64\x61mage\x18\x06 \x01(\x0b\x32\x18.omnirelay.hub.v1.Damage\"*\n\x06\x43ursor\x12\x0e\n\x06reader\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x03\"\x10\n\x0eSourcesRequest\"M\n\x0cSourcesReply\x12/\n\x07sources\x18\x01 \x03(\x0b\x32\x1e.omnirelay.hub.v1.SourceStatus\x12\x0c\n\x04head\x18\x02 \x01(\x03\"N\n\x0cSourceStatus\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\r\n\x05\x66irst\x18\x03 \x01(\x03\x12\x0c\n\x04last\x18\x04 \x01(\x03*o\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\n\n\x06STORED\x10\x01\x12\x0b\n\x07MISSING\x10\x02\x12\x14\n\x10REWRITES_HISTORY\x10\x03\x12\x0b\n\x07INVALID\x10\x04\x12\x0f\n\x0bUNAVAILABLE\x10\x05\x32\xaf\x03\n\x03Hub\x12@\n\x07Publish\x12\x17.omnirelay.hub.v1.Batch\x1a\x18.omnirelay.hub.v1.Answer(\x01\x30\x01\x12N\n\x08Position\x12!.omnirelay.hub.v1.PositionRequest\x1a\x1f.omnirelay.hub.v1.PositionReply\x12@\n\x04Read\x12\x1d.omnirelay.hub.v1.ReadRequest\x1a\x17.omnirelay.hub.v1.Batch0\x01\x12\x45\n\x06\x46ollow\x12\x1f.omnirelay.hub.v1.FollowRequest\x1a\x18.omnirelay.hub.v1.Merged0\x01\x12@\n\nKeepCursor\x12\x18.omnirelay.hub.v1.Cursor\x1a\x18.omnirelay.hub.v1.Cursor\x12K\n\x07Sources\x12 .omnirelay.hub.v1.SourcesRequest\x1a\x1e.omnirelay.hub.v1.SourcesReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lease_core.replication.hub.hub_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTCOME']._serialized_start=902
-  _globals['_OUTCOME']._serialized_end=1013
+  _globals['_OUTCOME']._serialized_start=1032
+  _globals['_OUTCOME']._serialized_end=1143
   _globals['_BATCH']._serialized_start=59
-  _globals['_BATCH']._serialized_end=195
-  _globals['_ANSWER']._serialized_start=197
-  _globals['_ANSWER']._serialized_end=304
-  _globals['_POSITIONREQUEST']._serialized_start=306
-  _globals['_POSITIONREQUEST']._serialized_end=358
-  _globals['_POSITIONREPLY']._serialized_start=360
-  _globals['_POSITIONREPLY']._serialized_end=424
-  _globals['_READREQUEST']._serialized_start=426
-  _globals['_READREQUEST']._serialized_end=489
-  _globals['_FOLLOWREQUEST']._serialized_start=491
-  _globals['_FOLLOWREQUEST']._serialized_end=586
-  _globals['_MERGED']._serialized_start=588
-  _globals['_MERGED']._serialized_end=679
-  _globals['_CURSOR']._serialized_start=681
-  _globals['_CURSOR']._serialized_end=723
-  _globals['_SOURCESREQUEST']._serialized_start=725
-  _globals['_SOURCESREQUEST']._serialized_end=741
-  _globals['_SOURCESREPLY']._serialized_start=743
-  _globals['_SOURCESREPLY']._serialized_end=820
-  _globals['_SOURCESTATUS']._serialized_start=822
-  _globals['_SOURCESTATUS']._serialized_end=900
-  _globals['_HUB']._serialized_start=1016
-  _globals['_HUB']._serialized_end=1447
+  _globals['_BATCH']._serialized_end=237
+  _globals['_DAMAGE']._serialized_start=239
+  _globals['_DAMAGE']._serialized_end=282
+  _globals['_ANSWER']._serialized_start=284
+  _globals['_ANSWER']._serialized_end=391
+  _globals['_POSITIONREQUEST']._serialized_start=393
+  _globals['_POSITIONREQUEST']._serialized_end=445
+  _globals['_POSITIONREPLY']._serialized_start=447
+  _globals['_POSITIONREPLY']._serialized_end=511
+  _globals['_READREQUEST']._serialized_start=513
+  _globals['_READREQUEST']._serialized_end=576
+  _globals['_FOLLOWREQUEST']._serialized_start=578
+  _globals['_FOLLOWREQUEST']._serialized_end=673
+  _globals['_MERGED']._serialized_start=676
+  _globals['_MERGED']._serialized_end=809
+  _globals['_CURSOR']._serialized_start=811
+  _globals['_CURSOR']._serialized_end=853
+  _globals['_SOURCESREQUEST']._serialized_start=855
+  _globals['_SOURCESREQUEST']._serialized_end=871
+  _globals['_SOURCESREPLY']._serialized_start=873
+  _globals['_SOURCESREPLY']._serialized_end=950
+  _globals['_SOURCESTATUS']._serialized_start=952
+  _globals['_SOURCESTATUS']._serialized_end=1030
+  _globals['_HUB']._serialized_start=1146
+  _globals['_HUB']._serialized_end=1577
 # @@protoc_insertion_point(module_scope)

@@ -23,7 +23,7 @@ INVALID: Outcome
 UNAVAILABLE: Outcome
 
 class Batch(_message.Message):
-    __slots__ = ("source", "namespace", "first", "last", "lines", "begins", "previous", "sha256")
+    __slots__ = ("source", "namespace", "first", "last", "lines", "begins", "previous", "sha256", "damage")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class Batch(_message.Message):
     BEGINS_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    DAMAGE_FIELD_NUMBER: _ClassVar[int]
     source: str
     namespace: str
     first: int
@@ -40,7 +41,16 @@ class Batch(_message.Message):
     begins: bool
     previous: str
     sha256: str
-    def __init__(self, source: _Optional[str] = ..., namespace: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., lines: _Optional[bytes] = ..., begins: _Optional[bool] = ..., previous: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
+    damage: Damage
+    def __init__(self, source: _Optional[str] = ..., namespace: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., lines: _Optional[bytes] = ..., begins: _Optional[bool] = ..., previous: _Optional[str] = ..., sha256: _Optional[str] = ..., damage: _Optional[_Union[Damage, _Mapping]] = ...) -> None: ...
+
+class Damage(_message.Message):
+    __slots__ = ("last_good", "reason")
+    LAST_GOOD_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    last_good: int
+    reason: str
+    def __init__(self, last_good: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("outcome", "next", "reason", "sequence_number")
@@ -97,18 +107,20 @@ class FollowRequest(_message.Message):
     def __init__(self, after: _Optional[int] = ..., reader: _Optional[str] = ..., source: _Optional[str] = ..., namespace: _Optional[str] = ..., once: _Optional[bool] = ...) -> None: ...
 
 class Merged(_message.Message):
-    __slots__ = ("source", "namespace", "position", "first", "lines")
+    __slots__ = ("source", "namespace", "position", "first", "lines", "damage")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     LINES_FIELD_NUMBER: _ClassVar[int]
+    DAMAGE_FIELD_NUMBER: _ClassVar[int]
     source: str
     namespace: str
     position: int
     first: int
     lines: bytes
-    def __init__(self, source: _Optional[str] = ..., namespace: _Optional[str] = ..., position: _Optional[int] = ..., first: _Optional[int] = ..., lines: _Optional[bytes] = ...) -> None: ...
+    damage: Damage
+    def __init__(self, source: _Optional[str] = ..., namespace: _Optional[str] = ..., position: _Optional[int] = ..., first: _Optional[int] = ..., lines: _Optional[bytes] = ..., damage: _Optional[_Union[Damage, _Mapping]] = ...) -> None: ...
 
 class Cursor(_message.Message):
     __slots__ = ("reader", "position")

@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class HubStub:
-    """Missing associated documentation comment in .proto file."""
+    """A stream that ends with an error may lose messages that were under way; ask again from the last that arrived. Damage
+    is therefore told in a message.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -67,7 +69,9 @@ class HubStub:
 
 
 class HubServicer:
-    """Missing associated documentation comment in .proto file."""
+    """A stream that ends with an error may lose messages that were under way; ask again from the last that arrived. Damage
+    is therefore told in a message.
+    """
 
     def Publish(self, request_iterator, context):
         """Batches in, an answer for each, in the same order. An answer with STORED is given after the events are durable.
@@ -154,7 +158,9 @@ def add_HubServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Hub:
-    """Missing associated documentation comment in .proto file."""
+    """A stream that ends with an error may lose messages that were under way; ask again from the last that arrived. Damage
+    is therefore told in a message.
+    """
 
     @staticmethod
     def Publish(request_iterator,

@@ -107,20 +107,30 @@ class Servicer:
     async def Read(self, request: Any, context: Any) -> AsyncIterator[Any]:
         source = request.source or Caller.of(context.auth_context()).owner
         after = max(0, request.after)
-        while page := await self._from_store(context, self._whole_page, source, request.namespace, after):
+        while page := await self._from_store(context, _or_damage, self._whole_page, source, request.namespace, after):
+            if isinstance(page, CorruptCopy):
+                yield self._messages.Batch(damage=self._damage(page))
+                return
             for held in page:
                 after = held.seal.last
-                yield self._messages.Batch(
-                    source=held.source,
-                    namespace=held.seal.namespace,
-                    first=held.seal.first,
-                    last=held.seal.last,
-                    lines=held.lines,
-                    previous=held.seal.previous,
-                    sha256=held.seal.sha256,
-                )
+                yield self._batch(held)
             if self._stopping.is_set():
                 await context.abort(self._grpc.StatusCode.UNAVAILABLE, "the hub is stopping")
+
+    def _batch(self, held: Held) -> Any:
+        return self._messages.Batch(
+            source=held.source,
+            namespace=held.seal.namespace,
+            first=held.seal.first,
+            last=held.seal.last,
+            lines=held.lines,
+            previous=held.seal.previous,
+            sha256=held.seal.sha256,
+        )
+
+    def _damage(self, found: CorruptCopy) -> Any:
+        logger.error("the hub's store is damaged: %s", found)
+        return self._messages.Damage(last_good=found.last_good, reason=found.problem)
 
     def _whole_page(self, source: str, namespace: str, after: int) -> list[Held]:
         """The next page; none only if there is nothing that should be there."""
@@ -128,7 +138,7 @@ class Servicer:
         if not page and (end := self._store.end(source, namespace)) and end.last > after:
             page = self._store.page(source, namespace, after)  # it may just have arrived
             if not page:
-                raise CorruptCopy(f"hub, {source}", f"events {after + 1} to {end.last} are missing", after)
+                raise CorruptCopy("the hub's store", f"events {after + 1} to {end.last} are missing", after)
         return page
 
     async def Follow(self, request: Any, context: Any) -> AsyncIterator[Any]:
@@ -137,8 +147,13 @@ class Servicer:
             owner = Caller.of(context.auth_context()).owner
             after = await self._from_store(context, self._store.cursor, owner, request.reader)
         while not self._stopping.is_set():
-            page = await self._from_store(context, self._store.merged, after, request.source, request.namespace)
-            for held in _joined(page):
+            page = await self._from_store(
+                context, _or_damage, self._store.merged, after, request.source, request.namespace
+            )
+            if isinstance(page, CorruptCopy):
+                yield self._messages.Merged(damage=self._damage(page))
+                return
+            for held in _joined(_above(after, page)):
                 yield self._messages.Merged(
                     source=held.source,
                     namespace=held.seal.namespace,
@@ -182,9 +197,6 @@ class Servicer:
     async def _from_store(self, context: Any, call: Callable[..., T], *given: Any) -> T:
         try:
             return await self._aside(call, *given)
-        except CorruptCopy as damage:
-            logger.error("the hub's store is damaged: %s", damage)
-            await context.abort(self._grpc.StatusCode.DATA_LOSS, f"{damage.last_good}: {damage.problem}")
         except Exception as error:  # its text may have the database's address in it
             logger.error("the hub cannot read its store: %s", type(error).__name__)
             await context.abort(self._grpc.StatusCode.UNAVAILABLE, f"the hub cannot read ({type(error).__name__})")
@@ -192,6 +204,23 @@ class Servicer:
 
     async def _aside(self, call: Callable[..., T], *given: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *given)
+
+
+def _or_damage(read: Callable[..., list[Held]], *given: Any) -> list[Held] | CorruptCopy:
+    try:
+        return read(*given)
+    except CorruptCopy as damage:
+        return damage
+
+
+def _above(position: int, page: list[Held]) -> list[Held]:
+    """The page without what its first batch has up to ``position``."""
+    if not page or page[0].position > position:
+        return page
+    gone = position - page[0].position + 1
+    seal, lines = page[0].seal, page[0].lines.split(b"\n")[gone:]
+    rest = msgspec.structs.replace(seal, first=seal.first + gone, count=seal.count - gone, sha256="")
+    return [Held(page[0].source, position + 1, rest, b"\n".join(lines)), *page[1:]]
 
 
 def _joined(page: list[Held]) -> list[Held]:

@@ -205,7 +205,7 @@ class HubStore:
                 sa.select(batches, streams.c.source, streams.c.namespace)
                 .select_from(join).where(*matching).order_by(order).limit(rows)
             ).all()  # fmt: skip
-        return [_as_held(row) for row in found]
+        return _undamaged(found)
 
     # Cursors
 
@@ -256,11 +256,25 @@ def _as_end(row: Any) -> End:
     return End(row.id, row.source, row.namespace, int(row.first), int(row.last), row.sha256)
 
 
+def _undamaged(rows: Sequence[Any]) -> list[Held]:
+    """The batches up to the first that is damaged, which the next page then begins with, and fails."""
+    good: list[Held] = []
+    for row in rows:
+        try:
+            good.append(_as_held(row))
+        except CorruptCopy:
+            if not good:
+                raise
+            break
+    return good
+
+
 def _as_held(row: Any) -> Held:
     """The batch of a row, if it still is what was stored."""
     count = row.last - row.first + 1
     seal = Seal(row.namespace, row.first, row.last, count, row.previous, row.sha256)
     lines = bytes(row.lines)
     if seal.over(lines) != seal:
-        raise CorruptCopy(f"hub, {row.source}", "a batch is not what was stored", row.first - 1)
+        said = f"a batch of {row.source}/{row.namespace} is not what was stored"
+        raise CorruptCopy(batches.name, said, row.first - 1)
     return Held(row.source, row.upto - count + 1, seal, lines)
