@@ -48,6 +48,7 @@ LIMITS = (1, 100)
 PARTS = ("sqlite", "postgres", "latency", "memory", "dagster")
 APART = {
     "replication": "benchmarks.replication",
+    "hub": "benchmarks.hub",
     "recovery": "benchmarks.recovery",
     "iceberg": "benchmarks.iceberg",
     "spark-log": "benchmarks.spark_log",

@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import stores
+from benchmarks.hub import hub_ingest, hub_server, hub_sink, raw_hub
 from benchmarks.targets import Target
 from lease_core import LeaseQueue, WorkItem
 from lease_core.replication import (
@@ -101,20 +102,20 @@ class Bench:
         self.console.print(f"{work}: {row['ours_per_second']:,} against {row['raw_per_second']:,}, {ratio:.2f}x")
 
 
-def run(scratch: Path, quick: bool, console: Console, results: Path) -> list[Target]:
-    """Measure everything, show it and write it to ``results``."""
+def run(scratch: Path, quick: bool, console: Console, results: Path, only: str = "replication") -> list[Target]:
+    """Measure everything, or the hub only, show it and write it to ``results``."""
     with ExitStack() as stack:
         bench = Bench(scratch, quick, console, stack)
-        codec(bench)
-        sinks(bench)
-        queue_beside_a_relay(bench)
+        for part in (codec, sinks, queue_beside_a_relay, hub_ingest) if only != "hub" else (hub_ingest,):
+            part(bench)
         table = Table(title="Replication, events per second", title_justify="left", title_style="bold")
         for column in ("work", "ours", "raw", "ratio", "needed", "verdict"):
             table.add_column(column, justify="left" if column in ("work", "verdict") else "right")
         for row in bench.rows:
             table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()))
         console.print(table)
-        name = "replication-quick.json" if quick else "replication.json"
+        kind = "hub" if only == "hub" else "replication"
+        name = f"{kind}-quick.json" if quick else f"{kind}.json"
         results.mkdir(exist_ok=True)
         (results / name).write_text(
             json.dumps({"schema_version": 1, "quick": quick, "rows": bench.rows}, indent=1) + "\n"
@@ -211,6 +212,8 @@ def contests(bench: Bench) -> Iterator[Contest]:
             raw_nats(server.url),
             lambda place: NatsSink(server.url, stream=place.parent.name[-8:], subject=place.parent.name[-8:]),
         )
+    with hub_server(f"sqlite:///{bench.scratch}/hub.db", bench.scratch / "hub.log") as address:
+        yield "a hub", many, raw_hub(address), lambda place: hub_sink(address, place)
     with endpoint() as root:
         yield "an HTTP endpoint", many, raw_http(root), lambda place: HttpSink(f"{root}/events")
         yield "OpenLineage", few, raw_openlineage(root), lambda place: OpenLineageSink(root)
