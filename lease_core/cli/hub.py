@@ -37,6 +37,7 @@ def run(options: argparse.Namespace) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    sys.setswitchinterval(0.0005)  # the thread that stores must not wait long for the one that listens
     named = ("url", "listen", "certificate", "key", "client_ca", "insecure")
     settings = load_hub_settings(options.config, given={name: getattr(options, name) for name in named})
     stopping = threading.Event()

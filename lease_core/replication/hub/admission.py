@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
-
-from lease_core.replication.codec import decode_events
-from lease_core.replication.errors import UnreadableEvent
 
 Outcome = Literal["STORED", "MISSING", "REWRITES_HISTORY", "INVALID", "UNAVAILABLE"]
 
@@ -35,28 +33,50 @@ class Offer:
     begins: bool = False
 
 
+class _Essence(msgspec.Struct, rename="camel", gc=False):
+    """What the hub must know of an event. What else is in it is between its writer and its readers."""
+
+    namespace: str
+    sequence_number: int
+    type: str
+    timestamp: datetime
+
+
+_decoder = msgspec.json.Decoder(_Essence)
+
+
 def check(source: str, batch: Any) -> Offer | Verdict:
-    """The batch as an offer, if each of its lines is the event that should be there."""
-    problem = _wrong_name("source", source, 255) or _wrong_name("namespace", batch.namespace, 1024)
+    """The batch as an offer, if each of its lines is JSON and the event that should be there."""
+    namespace, first, last, lines = batch.namespace, batch.first, batch.last, batch.lines
+    problem = _wrong_name("source", source, 255) or _wrong_name("namespace", namespace, 1024)
     if problem:
         return Verdict("INVALID", reason=problem)
-    if not 1 <= batch.first <= batch.last:
-        return Verdict("INVALID", reason=f"first, last: not numbers of events ({batch.first} to {batch.last})")
-    count = batch.last - batch.first + 1
-    if batch.lines.count(b"\n") != count or not batch.lines.endswith(b"\n"):
+    if not 1 <= first <= last:
+        return Verdict("INVALID", reason=f"first, last: not numbers of events ({first} to {last})")
+    count = last - first + 1
+    if lines.count(b"\n") != count or not lines.endswith(b"\n"):
         return Verdict("INVALID", reason=f"lines: {count} are needed, each ended by a line feed")
     try:
-        events = decode_events(batch.lines)
-    except UnreadableEvent as error:
-        number = batch.first + (error.line or 1) - 1
-        return Verdict("INVALID", reason=f"not an event: {error.problem}", sequence_number=number)
-    if len(events) != count:  # a line of blanks is none
-        return Verdict("INVALID", reason=f"lines: {len(events)} events where {count} should be")
-    for number, event in enumerate(events, batch.first):
-        if event.sequence_number != number or event.namespace != batch.namespace:
+        found = _decoder.decode_lines(lines)
+    except (msgspec.DecodeError, UnicodeError):
+        return _unreadable(lines, first)
+    if len(found) != count:  # a line of blanks is none
+        return Verdict("INVALID", reason=f"lines: {len(found)} events where {count} should be")
+    for number, event in enumerate(found, first):
+        if event.sequence_number != number or event.namespace != namespace:
             said = f"event {event.sequence_number} of {event.namespace} stands where {number} should"
             return Verdict("INVALID", reason=said, sequence_number=number)
-    return Offer(source, batch.namespace, batch.first, batch.last, batch.lines, batch.begins)
+    return Offer(source, namespace, first, last, lines, batch.begins)
+
+
+def _unreadable(lines: bytes, first: int) -> Verdict:
+    """The answer to a batch with a line that is not an event, which is found by going through them."""
+    for number, line in enumerate(lines.split(b"\n"), first):
+        try:
+            _decoder.decode(line or b"{}")
+        except (msgspec.DecodeError, UnicodeError) as error:
+            return Verdict("INVALID", reason=f"not an event: {error}", sequence_number=number)
+    return Verdict("INVALID", reason="lines: not events")
 
 
 def _wrong_name(field: str, value: str, most: int) -> str:

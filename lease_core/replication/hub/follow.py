@@ -11,7 +11,7 @@ from lease_core.errors import InvalidInput, StoreUnavailable
 from lease_core.model import LeaseEvent, Value
 from lease_core.replication.backoff import Backoff
 from lease_core.replication.codec import decode_events
-from lease_core.replication.errors import CorruptCopy
+from lease_core.replication.errors import CorruptCopy, UnreadableEvent
 from lease_core.replication.hub import wire
 from lease_core.replication.hub.client import HubClient, meaning
 from lease_core.replication.hub.credentials import PathLike
@@ -136,7 +136,15 @@ class HubFollower:
         if after is not None and run.position > after + 1 and not (self._source or self._namespace):
             place = f"hub {self._client.address}"
             raise CorruptCopy(place, f"positions {after + 1} to {run.position - 1} are missing", after)
-        for position, event in enumerate(decode_events(run.lines), run.position):
+        try:
+            events = decode_events(run.lines)
+        except UnreadableEvent as error:  # its source wrote it like this
+            place, last_good = (
+                f"hub {self._client.address}, {run.source}/{run.namespace}",
+                run.first + (error.line or 1),
+            )
+            raise CorruptCopy(place, error.problem, last_good - 2) from None
+        for position, event in enumerate(events, run.position):
             yield MergedEvent(position, run.source, event)
 
     def _call(self, method: str, request: Any) -> Any:

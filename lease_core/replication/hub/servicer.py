@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 _LOOK_AGAIN = 1.0
 """Seconds between looks at a store to which another hub may append as well."""
+_CHECKED_ASIDE = 2 << 20
+"""Bytes of a batch that would keep other streams waiting while it is checked."""
 _UNDER_WAY = 32
 """Batches of one stream that may wait for their answer."""
 
@@ -66,7 +68,9 @@ class Servicer:
         end: BaseException | None = None
         try:
             async for batch in requests:
-                offer = await self._aside(check, caller.source(batch.source), batch)
+                source = caller.source(batch.source)
+                large = batch.ByteSize() > _CHECKED_ASIDE
+                offer = await self._aside(check, source, batch) if large else check(source, batch)
                 if isinstance(offer, Verdict):
                     known: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
                     known.set_result(offer)

@@ -12,6 +12,7 @@ from lease_core.replication.errors import CorruptCopy
 from lease_core.replication.hub.admission import Offer, Verdict, first_difference
 from lease_core.replication.hub.schema import batches, cursors, heads, make_tables, open_database, streams
 from lease_core.replication.sealed import Seal
+from lease_core.replication.sinks.sql import insert_statement
 
 _PAGE_BYTES = 1 << 20
 _PAGE_ROWS = 256
@@ -59,6 +60,7 @@ class HubStore:
         self._engine = open_database(url)
         make_tables(self._engine)
         self._writer = self._engine.execution_options(omnirelay_writes=True)
+        self._add = insert_statement(self._engine, batches)
         self._head = -1
         self._ends: dict[tuple[str, str], End] = {}
 
@@ -113,19 +115,17 @@ class HubStore:
         count = offer.last - offer.first + 1
         seal = Seal(offer.namespace, offer.first, offer.last, count, end.sha256).over(offer.lines)
         group.head += count
-        group.connection.execute(
-            sa.insert(batches),
-            {
-                "upto": group.head,
-                "stream": end.stream,
-                "first": offer.first,
-                "last": offer.last,
-                "previous": seal.previous,
-                "sha256": seal.sha256,
-                "size": len(offer.lines),
-                "lines": offer.lines,
-            },
+        row = (
+            group.head,
+            end.stream,
+            offer.first,
+            offer.last,
+            seal.previous,
+            seal.sha256,
+            len(offer.lines),
+            offer.lines,
         )
+        group.connection.exec_driver_sql(self._add, row)
         end = replace(end, last=offer.last, sha256=seal.sha256)
         self._ends[end.source, end.namespace] = group.moved[end.stream] = end
         return Verdict("STORED", end.last + 1)

@@ -50,7 +50,7 @@ class SqlSink:
         self._engine = open_engine(url)
         self._ready = False
         self._lock = threading.Lock()
-        self._insert = _insert_statement(self._engine)
+        self._insert = insert_statement(self._engine, copied_events)
 
     def deliver(self, batch: Batch) -> None:
         with self._lock, self._begin() as connection:
@@ -118,18 +118,18 @@ def open_engine(url: str | sa.URL) -> sa.Engine:
         ) from error
 
 
-def _insert_statement(engine: sa.Engine) -> str:
+def insert_statement(engine: sa.Engine, table: sa.Table) -> str:
     """The insert as the driver takes it, with a place for each value by position."""
     mark = {"format": "%s", "pyformat": "%s", "qmark": "?"}.get(engine.dialect.paramstyle)
     if mark is None:
-        columns = range(1, len(copied_events.columns) + 1)
+        columns = range(1, len(table.columns) + 1)
         marks = ", ".join(
             f":{column}" if engine.dialect.paramstyle == "numeric" else f"${column}" for column in columns
         )
     else:
-        marks = ", ".join([mark] * len(copied_events.columns))
-    names = ", ".join(column.name for column in copied_events.columns)
-    return f"INSERT INTO {copied_events.name} ({names}) VALUES ({marks})"
+        marks = ", ".join([mark] * len(table.columns))
+    names = ", ".join(column.name for column in table.columns)
+    return f"INSERT INTO {table.name} ({names}) VALUES ({marks})"
 
 
 def _of(table: sa.Table, source: str, namespace: str) -> tuple[sa.ColumnElement[bool], ...]:
