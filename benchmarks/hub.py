@@ -1,6 +1,6 @@
 """The hub: batches streamed in and made durable, against a bare gRPC stream of the same batches that stores nothing.
 
-Client and messages are the same for both, servers are processes of their own, and both keep up to 16 batches under way
+Client and messages are the same for both, servers are processes of their own, and both keep up to 32 batches under way
 in each stream. Every source sends the same log under its own name.
 """
 
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from benchmarks.replication import Bench
 
 INGEST_RATIO = 0.35
-WINDOW = 16
+WINDOW = 32
 
 
 def hub_ingest(bench: Bench) -> None:
     """One source and four at once, on both databases."""
-    size = 30 if bench.quick else 100
+    size = 60 if bench.quick else 240
     with stores.postgres(bench.scratch / "postgres-hub") as databases, bare_server() as bare:
         for store in ("SQLite", "PostgreSQL"):
             for sources in (1, 4):
                 ours, theirs = [], []
                 for number in range(bench.rounds + 1):
-                    batches = bench.batches[: max(8, size // sources)]
+                    batches = bench.batches[: size // sources]
                     place = bench.scratch / f"hub-{next(bench.numbers)}"
                     url = f"sqlite:///{place}.db" if store == "SQLite" else fresh_postgres(databases)
                     with hub_server(url, place.with_suffix(".log")) as address:

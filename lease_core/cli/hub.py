@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import signal
 import sys
@@ -46,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
     server = _start(settings, stopping)
     if server is None:
         return 0
+    gc.freeze()  # what was loaded by now stays, and need not be gone through again
     try:
         _stay(server, settings, options.report_every, stopping)
     finally:

@@ -62,11 +62,21 @@ def check(source: str, batch: Any) -> Offer | Verdict:
         return _unreadable(lines, first)
     if len(found) != count:  # a line of blanks is none
         return Verdict("INVALID", reason=f"lines: {len(found)} events where {count} should be")
-    for number, event in enumerate(found, first):
-        if event.sequence_number != number or event.namespace != namespace:
-            said = f"event {event.sequence_number} of {event.namespace} stands where {number} should"
-            return Verdict("INVALID", reason=said, sequence_number=number)
+    numbers, namespaces = [each.sequence_number for each in found], {each.namespace for each in found}
+    if namespaces != {namespace} or numbers != list(range(first, last + 1)):
+        return _misplaced(found, namespace, first)
     return Offer(source, namespace, first, last, lines, batch.begins)
+
+
+def _misplaced(found: list[_Essence], namespace: str, first: int) -> Verdict:
+    """The answer to a batch with an event that should not be where it is."""
+    number, event = next(
+        (number, event)
+        for number, event in enumerate(found, first)
+        if (event.sequence_number, event.namespace) != (number, namespace)
+    )
+    said = f"event {event.sequence_number} of {event.namespace} stands where {number} should"
+    return Verdict("INVALID", reason=said, sequence_number=number)
 
 
 def _unreadable(lines: bytes, first: int) -> Verdict:

@@ -32,7 +32,8 @@ batches = sa.Table(
     sa.Column("last", _number, nullable=False),
     sa.Column("previous", sa.String(64), nullable=False),
     sa.Column("sha256", sa.String(64), nullable=False),
-    sa.Column("size", sa.Integer, nullable=False),
+    sa.Column("size", sa.Integer, nullable=False),  # of the lines; they may be stored in less
+    sa.Column("packing", sa.SmallInteger, nullable=False),
     sa.Column("lines", sa.LargeBinary, nullable=False),
     sa.UniqueConstraint("stream", "last"),
     sa.Index("omnirelay_hub_batch_by_stream", "stream", "upto"),

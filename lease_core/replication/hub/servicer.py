@@ -24,7 +24,7 @@ _LOOK_AGAIN = 1.0
 """Seconds between looks at a store to which another hub may append as well."""
 _CHECKED_ASIDE = 2 << 20
 """Bytes of a batch that would keep other streams waiting while it is checked."""
-_UNDER_WAY = 32
+_UNDER_WAY = 64
 """Batches of one stream that may wait for their answer."""
 
 

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from lease_core.replication.errors import CorruptCopy
 from lease_core.replication.hub.admission import Offer, Verdict, first_difference
+from lease_core.replication.hub.packing import leave, pack, unpack
 from lease_core.replication.hub.schema import batches, cursors, heads, make_tables, open_database, streams
 from lease_core.replication.sealed import Seal
 from lease_core.replication.sinks.sql import insert_statement
@@ -61,6 +62,7 @@ class HubStore:
         make_tables(self._engine)
         self._writer = self._engine.execution_options(omnirelay_writes=True)
         self._add = insert_statement(self._engine, batches)
+        self._pack = pack if self._engine.dialect.name == "postgresql" else leave
         self._head = -1
         self._ends: dict[tuple[str, str], End] = {}
 
@@ -115,16 +117,8 @@ class HubStore:
         count = offer.last - offer.first + 1
         seal = Seal(offer.namespace, offer.first, offer.last, count, end.sha256).over(offer.lines)
         group.head += count
-        row = (
-            group.head,
-            end.stream,
-            offer.first,
-            offer.last,
-            seal.previous,
-            seal.sha256,
-            len(offer.lines),
-            offer.lines,
-        )
+        size, (packing, stored) = len(offer.lines), self._pack(offer.lines)
+        row = (group.head, end.stream, offer.first, offer.last, seal.previous, seal.sha256, size, packing, stored)
         group.connection.exec_driver_sql(self._add, row)
         end = replace(end, last=offer.last, sha256=seal.sha256)
         self._ends[end.source, end.namespace] = group.moved[end.stream] = end
@@ -146,11 +140,11 @@ class HubStore:
         """The first event of the offer that the hub holds otherwise."""
         last = min(offer.last, end.last)
         found = connection.execute(
-            sa.select(batches.c.first, batches.c.lines)
+            sa.select(batches.c.first, batches.c.packing, batches.c.lines)
             .where(batches.c.stream == end.stream, batches.c.last >= offer.first, batches.c.first <= last)
             .order_by(batches.c.last)
         ).all()
-        held = b"".join(row.lines for row in found).split(b"\n")
+        held = b"".join(unpack(row.packing, bytes(row.lines)) for row in found).split(b"\n")
         skip = offer.first - found[0].first
         offered = offer.lines.split(b"\n")[: last - offer.first + 1]
         return first_difference(b"\n".join(held[skip : skip + len(offered)]), b"\n".join(offered), offer.first)
@@ -273,7 +267,10 @@ def _as_held(row: Any) -> Held:
     """The batch of a row, if it still is what was stored."""
     count = row.last - row.first + 1
     seal = Seal(row.namespace, row.first, row.last, count, row.previous, row.sha256)
-    lines = bytes(row.lines)
+    try:
+        lines = unpack(row.packing, bytes(row.lines))
+    except ValueError:
+        lines = b""
     if seal.over(lines) != seal:
         said = f"a batch of {row.source}/{row.namespace} is not what was stored"
         raise CorruptCopy(batches.name, said, row.first - 1)
