@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 import threading
+import time
 from dataclasses import replace
 
 from lease_core.errors import StoreError
@@ -19,6 +20,9 @@ from lease_core.replication.settings import Settings, load_settings
 
 HELP = "deliver a queue's log to sinks"
 logger = logging.getLogger(__name__)
+
+_WAKE = 0.5
+"""Seconds: a signal that comes just before a wait begins does not end it, so no wait is long."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,8 +88,11 @@ def _once(relay: Relay) -> int:
 def _stay(relay: Relay, settings: Settings, every: float, stopping: threading.Event) -> int:
     relay.start()
     logger.info("relaying %s to %s", settings.relay.namespace, ", ".join(settings.enabled()))
-    while not stopping.wait(every):
-        _report(relay.status())
+    report_at = time.monotonic() + every
+    while not stopping.wait(_WAKE):
+        if time.monotonic() >= report_at:
+            _report(relay.status())
+            report_at = time.monotonic() + every
     ended = relay.stop(settings.relay.stop_timeout)
     _report(relay.status())
     return 0 if ended else 1
