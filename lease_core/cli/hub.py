@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 import threading
+import time
 
 from lease_core.errors import StoreUnavailable
 from lease_core.replication.backoff import Backoff
@@ -16,6 +17,9 @@ from lease_core.replication.hub.settings import HubSettings, load_hub_settings
 
 HELP = "collect the logs of many queues"
 logger = logging.getLogger(__name__)
+
+_WAKE = 0.5
+"""Seconds: a signal that comes just before a wait begins does not end it, so no wait is long."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,8 +78,9 @@ def _stay(server: HubServer, settings: HubSettings, every: float, stopping: thre
     host = settings.listen.rpartition(":")[0] or settings.listen
     secure = "mutual TLS" if settings.client_ca else "TLS" if settings.certificate else "no TLS"
     logger.info("the hub listens on %s port %d, %s", host, server.port, secure)
-    reported = 0
-    while not stopping.wait(every) and server.running:
-        stored = server.stored
-        logger.info("stored %d events, %d since the last report", stored, stored - reported)
-        reported = stored
+    reported, report_at = 0, time.monotonic() + every
+    while not stopping.wait(_WAKE) and server.running:
+        if time.monotonic() >= report_at:
+            stored, report_at = server.stored, time.monotonic() + every
+            logger.info("stored %d events, %d since the last report", stored, stored - reported)
+            reported = stored

@@ -9,14 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lease_core import LeaseEvent, LeaseQueue
-from lease_core.replication import decode_event, each_event, read_jsonl, read_segments, read_sql
+from lease_core.replication import HubServer, decode_event, each_event, read_hub, read_jsonl, read_segments, read_sql
 from tests.replication.conftest import work
 from tests.replication.test_sinks import messages
 from tests.servers.http_endpoint import HttpEndpoint
@@ -58,11 +58,23 @@ stream = "{stream}"
 subject = "{stream}"
 {rules}
 
+[sinks.hub]
+type = "hub"
+address = "{hub}"
+source = "eu-1"
+{rules}
+
 [sinks.lineage]
 type = "openlineage"
 url = "{endpoint}"
 {rules}
 """
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[str]:
+    with HubServer(f"sqlite:///{tmp_path}/hub.db", "127.0.0.1:0") as server:
+        yield f"127.0.0.1:{server.port}"
 
 
 def inline(table: dict[str, Any]) -> str:
@@ -129,6 +141,7 @@ def run(
     postgres_url: str,
     endpoint: HttpEndpoint,
     nats_server: NatsServer,
+    hub: str,
 ) -> None:
     store, stream = bucket(), f"K{tmp_path.name[-8:]}{items}".replace("_", "")
     config = tmp_path / "relay.toml"
@@ -141,6 +154,7 @@ def run(
             postgres=postgres_url,
             endpoint=endpoint.root,
             nats=nats_server.url,
+            hub=hub,
             stream=stream,
             rules=f"batch_size = {batch}\ncheckpoint_every = 0.05\nretry_most = 0.5",
         )
@@ -156,6 +170,7 @@ def run(
         "segments": read_segments(**store).read(),
         "database": read_sql(postgres_url, "resourcelease").read(),
         "endpoint": (decode_event(json.dumps(event)) for event in endpoint.events),
+        "hub": read_hub(hub, "eu-1").read(),
         "bus": messages(nats_server.url, f"{stream}_resourcelease"),
     }
     for name, copy in copies.items():
@@ -172,8 +187,9 @@ def test_every_sink_has_every_event_once_however_often_the_relay_is_killed(
     postgres_url: str,
     endpoint: HttpEndpoint,
     nats_server: NatsServer,
+    hub: str,
 ) -> None:
-    run(800, 5, 40, queue, tmp_path, bucket, postgres_url, endpoint, nats_server)
+    run(800, 5, 40, queue, tmp_path, bucket, postgres_url, endpoint, nats_server, hub)
 
 
 @pytest.mark.slow
@@ -185,5 +201,6 @@ def test_the_same_with_a_hundred_thousand_events(
     postgres_url: str,
     endpoint: HttpEndpoint,
     nats_server: NatsServer,
+    hub: str,
 ) -> None:
-    run(33_334, 40, 500, queue, tmp_path, bucket, postgres_url, endpoint, nats_server)
+    run(33_334, 40, 500, queue, tmp_path, bucket, postgres_url, endpoint, nats_server, hub)

@@ -103,7 +103,7 @@ def test_wrong_options_of_a_sink_are_named_without_their_values() -> None:
     with pytest.raises(InvalidConfig, match="colour") as wrong:
         make_sink("jsonl", "files", {"path": "x", "colour": "hunter2"})
     assert "hunter2" not in str(wrong.value)
-    with pytest.raises(InvalidConfig, match="there are http, jsonl"):
+    with pytest.raises(InvalidConfig, match="there are http, hub, jsonl"):
         make_sink("carrier-pigeon", "p", {})
 
 

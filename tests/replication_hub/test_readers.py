@@ -130,7 +130,6 @@ def test_readers_who_do_not_read_cost_the_hub_next_to_nothing(tmp_path: Path) ->
                 assert next(stream).position == 1
             assert publish(hub.address, [batch(10_001, 10_001)])[0][:2] == ("STORED", 10_002)
             grown = hub.memory() - before
-            print(f"{grown >> 20} MiB")
             assert grown < 30 * 8 * (1 << 20), f"{grown >> 20} MiB"
             assert sum(run.lines.count(b"\n") for run in _until(streams[7], 10_001)) == 10_001 - 100
         finally:
@@ -205,3 +204,14 @@ def test_batches_that_are_gone_are_missed(hub: HubServer, hub_url: str, address:
     with pytest.raises(CorruptCopy, match="positions 10 to 12 are missing"):
         list(follow_hub(address).events(0, once=True))
     assert len(read_hub(address, "a", "n").events(0, 9)) == 9
+
+
+def test_an_event_that_its_source_wrote_wrong_is_named(address: str) -> None:
+    """The hub looks at what it must know; an optional field of the wrong kind is found by whoever reads it."""
+    wrong = batch(1, 5).lines.replace(b'"sequenceId":3', b'"sequenceId":"three"')
+    assert publish(address, [batch(1, 5, lines=wrong)])[0][:2] == ("STORED", 6)
+    with pytest.raises(CorruptCopy) as found:
+        list(follow_hub(address).events(once=True))
+    assert found.value.first_bad == 3
+    with pytest.raises(CorruptCopy):
+        read_hub(address, "a", "n").events(0, 5)

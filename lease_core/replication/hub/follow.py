@@ -109,6 +109,8 @@ class HubFollower:
         self._client.close()
 
     def _read(self, after: int | None, once: bool) -> Iterator[MergedEvent]:
+        if after is None and not self._reader:
+            after = 0
         request = wire.messages().FollowRequest(
             after=after or 0,
             reader=self._reader if after is None else "",

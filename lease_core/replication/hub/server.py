@@ -53,7 +53,6 @@ class HubServer:
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self.port = 0
-        self.servicer: Servicer | None = None
         self.writer: Writer | None = None
 
     def start(self) -> HubServer:
@@ -109,7 +108,7 @@ class HubServer:
         try:
             writer = Writer(store, most_pending=self._most_pending)
             servicer = Servicer(store, writer, self._most_bytes, self._stopping)
-            self.writer, self.servicer = writer, servicer
+            self.writer = writer
             try:
                 server = self._bind(servicer)
                 await server.start()

@@ -151,6 +151,7 @@ class Servicer:
             owner = Caller.of(context.auth_context()).owner
             after = await self._from_store(context, self._store.cursor, owner, request.reader)
         while not self._stopping.is_set():
+            seen = self._writer.commits
             page = await self._from_store(
                 context, _or_damage, self._store.merged, after, request.source, request.namespace
             )
@@ -169,7 +170,7 @@ class Servicer:
             if not page and request.once:
                 return
             if not page:
-                await self._writer.wait_for_more(_LOOK_AGAIN)
+                await self._writer.wait_for_more(seen, _LOOK_AGAIN)
         await context.abort(self._grpc.StatusCode.UNAVAILABLE, "the hub is stopping")
 
     async def KeepCursor(self, request: Any, context: Any) -> Any:

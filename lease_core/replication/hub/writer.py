@@ -31,6 +31,7 @@ class Writer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hub-writer")
         self._task = asyncio.create_task(self._run())
         self.events = 0
+        self.commits = 0
 
     @property
     def pending_bytes(self) -> int:
@@ -48,17 +49,18 @@ class Writer:
             self._changed.notify_all()
         return verdict
 
-    async def wait_for_more(self, timeout: float) -> None:
-        """Until something was stored, or for so many seconds."""
+    async def wait_for_more(self, seen: int, timeout: float) -> None:
+        """Until something was stored since ``commits`` was ``seen``, or for so many seconds."""
         async with self._stored:
             try:
-                await asyncio.wait_for(self._stored.wait(), timeout)
+                await asyncio.wait_for(self._stored.wait_for(lambda: self.commits != seen), timeout)
             except TimeoutError:
                 return
 
     async def wake(self) -> None:
         """Let everybody go on who waits for something to be stored."""
         async with self._stored:
+            self.commits += 1
             self._stored.notify_all()
 
     async def close(self) -> None:
