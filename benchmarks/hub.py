@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from rich.console import Console
 
 from benchmarks import stores
 from lease_core.replication import Batch, HubSink
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 
 INGEST_RATIO = 0.35
 WINDOW = 32
+
+
+def run(scratch: Path, quick: bool, console: Console, results: Path) -> None:
+    from benchmarks import replication  # which measures the relay to a hub with what is here
+
+    replication.run(scratch, quick, console, results, only="hub")
 
 
 def hub_ingest(bench: Bench) -> None:

@@ -33,7 +33,7 @@ def open_source(given: str, namespace: str, stack: ExitStack) -> EventSource:
     if kind == "table":
         return read_sql(rest, namespace)
     if kind == "hub":
-        from lease_core.replication.sinks.hub import read_hub
+        from lease_core.replication.hub import read_hub
 
         address, _, source = rest.partition("/")
         return read_hub(address, source, namespace)

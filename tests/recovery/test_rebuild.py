@@ -15,11 +15,14 @@ from lease_core.recovery import rebuild
 from lease_core.replay import ReplayDiverged, replay
 from lease_core.replication import (
     HistoryDiffers,
+    HubServer,
+    HubSink,
     JsonlSink,
     MemorySink,
     ObjectStoreSink,
     Relay,
     SqlSink,
+    read_hub,
     read_jsonl,
     read_segments,
     read_sql,
@@ -86,6 +89,15 @@ def test_from_every_kind_of_copy(original: LeaseQueue, tmp_path: Path, clock: Fa
     copies = [memory, read_jsonl(tmp_path / "lines"), read_segments(objects, "main"), read_sql(table, "main")]
     for at, copy in enumerate(copies):
         with rebuild(copy, f"sqlite:///{tmp_path}/{at}.db", namespace="main", config=config(), clock=clock) as queue:
+            same(original, queue)
+
+
+def test_from_a_hub(original: LeaseQueue, tmp_path: Path, clock: FakeClock) -> None:
+    with HubServer(f"sqlite:///{tmp_path}/hub.db", "127.0.0.1:0") as hub:
+        address = f"127.0.0.1:{hub.port}"
+        Relay(original, HubSink(address, source="here")).run_once()
+        copy = read_hub(address, "here", "main")
+        with rebuild(copy, f"sqlite:///{tmp_path}/copy.db", config=config(), clock=clock) as queue:
             same(original, queue)
 
 
