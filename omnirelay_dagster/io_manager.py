@@ -198,24 +198,31 @@ class FencedIOManager(dg.ConfigurableIOManager):
         as_type: Any = None,
         *,
         partitions: Sequence[str] | None = None,
+        after: int = 0,
         as_of: int | None = None,
         allow_empty: bool = False,
         schema_evolution: Sequence[str] | None = None,
     ) -> Any:
-        """What an input annotated ``as_type`` would get, for notebooks and scripts. ``asset`` is named as in the UI."""
+        """What an input annotated ``as_type`` would get, for notebooks and scripts. ``asset`` is named as in the UI.
+
+        ``after`` leaves out what was published up to that number: with the number of the last look, what came since.
+        """
         subject = _asset(asset)
-        found, number = self._published(subject, self.as_of if as_of is None else as_of)
+        found, number = self._published(subject, self.as_of if as_of is None else as_of, after)
         storing = self._storing(subject, {"omnirelay/schema_evolution": schema_evolution})
         return self._as(as_type, storing, found, partitions, number, allow_empty)
 
-    def published(self, asset: str | dg.AssetKey | Sequence[str], *, as_of: int | None = None) -> list[Published]:
-        """The outputs of an asset that completed leases point to, in the order of the log."""
-        return self._published(_asset(asset), self.as_of if as_of is None else as_of)[0]
+    def published(
+        self, asset: str | dg.AssetKey | Sequence[str], *, after: int = 0, as_of: int | None = None
+    ) -> list[Published]:
+        """The outputs of an asset that completed leases point to, in the order of the log, from ``after`` on."""
+        return self._published(_asset(asset), self.as_of if as_of is None else as_of, after)[0]
 
-    def _published(self, subject: str, as_of: int | None) -> tuple[list[Published], int]:
+    def _published(self, subject: str, as_of: int | None, after: int = 0) -> tuple[list[Published], int]:
         """The subject's outputs, and the number of the log they are as of."""
         queue = self.queue.get_queue()
-        return manifest_of(queue).outputs(queue, subject, as_of)
+        found, number = manifest_of(queue).outputs(queue, subject, as_of)
+        return [each for each in found if (each.sequence_number or 0) > after], number
 
     def _as(
         self,
