@@ -1,200 +1,142 @@
 """The demo fabric as a Dagster code location: `make dev`.
 
-Order files land in a folder. A sensor puts each of them into the queue once, `bronze_orders` leases them in batches,
-and what it publishes is refined by two plain assets. Every part of it runs on SQLite and local files.
+Order files land in a folder and are enqueued once each. Three leased assets on Spark turn them into bronze, silver and
+gold, each working from a queue of its own; sensors hand over what one has published to the next. What they publish is
+committed to Iceberg tables, and the governance tables say how the work went. All of it runs on SQLite and local files.
 
-    order_generator -> landing/ -> landing_files -> queue "landing" -> bronze_orders -> silver_orders -> daily_revenue
+    order_generator -> landing/ -> landing_files -> [landing] -> bronze_orders -> bronze_batches -> [refine]
+    -> silver_orders -> touched_days -> [days] -> daily_sales -> daily_revenue, top_products
 """
 
 from __future__ import annotations
 
-import json
 import os
-import time
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import pandas as pd
+from dagster_pyspark import LazyPySparkResource
 
-from definitions.orders import write_files
-from lease_core import BackpressureActive, WorkItem
-from omnirelay_dagster import FencedIOManager, LeasedBatch, LeaseQueueResource, lease_queue_definitions, leased_asset
-
-FILES_PER_TICK = 8
-BURST, BURST_EVERY = 120, 10  # more than the queue's high mark: the first tick, and every tenth
-MOST_FILES = 3_000
-ENQUEUE_AT_ONCE = 50
+from definitions.arrivals import LandingFolder, landing_files, order_generator
+from definitions.bronze import bronze_orders
+from definitions.gold import daily_revenue, daily_sales, top_products
+from definitions.handing_over import bronze_batches, touched_days
+from definitions.quarantine import quarantine
+from definitions.silver import silver_orders
+from omnirelay_dagster import FencedIOManager, LeaseQueueResource, lease_queue_definitions
+from omnirelay_dagster.doctor import prepare_environment
+from omnirelay_dagster.iceberg import IcebergCatalogResource, build_iceberg_sensor, iceberg_table_asset
+from omnirelay_dagster.spark.governance import governance_assets
 
 ON = dg.DefaultSensorStatus.RUNNING
+LEASE = 15.0  # seconds: a killed run's work is taken over soon, and a busy machine still gets its heartbeats through
+
+SPARK = {
+    "spark.master": "local[*]",
+    "spark.app.name": "omnirelay-demo",
+    "spark.driver.memory": "1g",
+    # little data and many plans: compiling them would take longer than running them
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
+
+VIEWS = dg.AssetSelection.assets(daily_revenue, top_products, quarantine)
+SOURCES = {"bronze": bronze_orders, "silver": silver_orders, "gold": daily_sales}
 
 
-class LandingFolder(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """Where the files arrive."""
-
-    path: str
-
-    def files(self) -> list[Path]:
-        return sorted(Path(self.path).glob("*.json"))
-
-
-# Files arrive, and are enqueued
-
-
-@dg.sensor(minimum_interval_seconds=15, default_status=ON)
-def order_generator(context: dg.SensorEvaluationContext, folder: LandingFolder) -> dg.SensorResult:
-    """Stands in for the shop: drops some files every tick, and now and then far more than the queue wants."""
-    tick = int(context.cursor or 0)
-    there = len(folder.files())
-    if there >= MOST_FILES:
-        return dg.SensorResult(skip_reason=f"{there} files are enough for a demo; `make clean` starts over")
-    new = write_files(Path(folder.path), BURST if tick % BURST_EVERY == 0 else FILES_PER_TICK, first=there)
-    return dg.SensorResult(skip_reason=f"{len(new)} files landed, up to {new[-1].name}", cursor=str(tick + 1))
-
-
-@dg.sensor(minimum_interval_seconds=5, default_status=ON)
-def landing_files(
-    context: dg.SensorEvaluationContext, folder: LandingFolder, landing: LeaseQueueResource
-) -> dg.SensorResult:
-    """Enqueues every file once.
-
-    The cursor is the last file that was enqueued. Should a tick die before Dagster has stored it, the next one
-    enqueues the same files again; the queue knows their ``request_id`` and takes none of them twice.
-    """
-    new = [path for path in folder.files() if path.name > (context.cursor or "")][:ENQUEUE_AT_ONCE]
-    if not new:
-        return dg.SensorResult(skip_reason="no new files")
-    try:
-        landing.get_queue().enqueue([WorkItem("file", str(path), request_id=path.name) for path in new])
-    except BackpressureActive:
-        return dg.SensorResult(skip_reason=f"backpressure: {len(new)} files wait in the folder until there is room")
-    return dg.SensorResult(skip_reason=f"{len(new)} files enqueued", cursor=new[-1].name)
-
-
-# Bronze, silver, gold
-
-
-class BronzeConfig(dg.Config):
-    seconds_per_file: float = 0.25
-    """The demo's files are read at once. This makes it look like work, so that there is something to see or to kill."""
-
-
-@leased_asset(
-    queue="landing",
-    batch_size=10,
-    drain=True,
-    max_seconds=60,
-    io_manager_key="bronze_io_manager",
-    group_name="orders",
-    kinds={"pandas", "bronze"},
-)
-def bronze_orders(context: dg.AssetExecutionContext, config: BronzeConfig, batch: LeasedBatch) -> pd.DataFrame | None:
-    """The events as they came, one row each, with what is wrong with them. A file that is no JSON fails alone."""
-    rows: list[dict[str, Any]] = []
-    for done, lease in enumerate(batch, start=1):
-        time.sleep(config.seconds_per_file)
-        path = Path(lease.item.resource_id)
-        try:
-            rows += [bronze_row(event, path.name) for event in json.loads(path.read_text())]
-        except json.JSONDecodeError as error:
-            batch.fail(lease, error, requeue=False)  # it will be no better next time: to the dead letters with it
-            context.log.warning(f"{path.name} is not JSON: {error}")
-        batch.progress(done)
-    return pd.DataFrame(rows) if rows else None
-
-
-def bronze_row(event: dict[str, Any], file: str) -> dict[str, Any]:
-    row = {**event, "amount": str(event["amount"]), "file": file, "cents": 0, "problem": ""}
-    try:
-        row["cents"] = cents(event["amount"])
-    except ValueError as error:
-        row["problem"] = str(error)
-    return row
-
-
-def cents(amount: Any) -> int:
-    """Shops send 1250 (cents) or "12.50"."""
-    try:
-        value = int(amount if isinstance(amount, int) else Decimal(amount) * 100)
-    except (InvalidOperation, TypeError) as error:
-        raise ValueError(f"the amount {amount!r} is not a number") from error
-    if value < 0:
-        raise ValueError(f"the amount {amount!r} is negative")
-    return value
-
-
-@dg.asset(group_name="orders", kinds={"pandas", "silver"}, automation_condition=dg.AutomationCondition.eager())
-def silver_orders(bronze_orders: pd.DataFrame) -> dg.Output[pd.DataFrame]:
-    """One row an order, as its latest revision has it, with conformed country, time and amount."""
-    good = bronze_orders[bronze_orders["problem"] == ""]
-    latest = good.sort_values(["order_id", "revision"]).drop_duplicates("order_id", keep="last")
-    orders = pd.DataFrame(
-        {
-            "order_id": latest["order_id"],
-            "placed_at": pd.to_datetime(latest["placed_at"], utc=True, format="ISO8601"),
-            "country": latest["country"].str.strip().str.upper(),
-            "status": latest["status"],
-            "cents": latest["cents"],
-        }
-    ).reset_index(drop=True)
-    counts = {"records": len(bronze_orders), "bad_records": len(bronze_orders) - len(good), "orders": len(orders)}
-    return dg.Output(orders, metadata=counts)
-
-
-@dg.asset(group_name="orders", kinds={"pandas", "gold"}, automation_condition=dg.AutomationCondition.eager())
-def daily_revenue(silver_orders: pd.DataFrame) -> dg.Output[pd.DataFrame]:
-    """Orders that were not cancelled, and what they are worth, by day (UTC)."""
-    sold = silver_orders[silver_orders["status"] != "cancelled"]
-    days = sold["placed_at"].dt.strftime("%Y-%m-%d").rename("day")
-    revenue = sold.groupby(days).agg(orders=("order_id", "count"), cents=("cents", "sum")).reset_index()
-    return dg.Output(revenue, metadata={"days": len(revenue), "revenue": float(revenue["cents"].sum() / 100)})
-
-
-# All of it together
+def queues(home: Path) -> dict[str, LeaseQueueResource]:
+    """Files, batches of bronze and days, in one database. Of the latter two, one lease at a time for each key."""
+    url = f"sqlite:///{home}/fabric.db"
+    shared: dict[str, Any] = {"url": url, "lease_duration": LEASE}
+    return {
+        "landing": LeaseQueueResource(namespace="landing", high_watermark=60, low_watermark=20, **shared),
+        "refine": LeaseQueueResource(namespace="refine", exclusive="partition", **shared),
+        "days": LeaseQueueResource(namespace="days", exclusive="partition", **shared),
+    }
 
 
 def fabric(home: Path) -> dg.Definitions:
     """The fabric with its data in the folder ``home``."""
+    prepare_environment()
     home = home.resolve()
     home.mkdir(parents=True, exist_ok=True)
-    landing = LeaseQueueResource(
-        url=f"sqlite:///{home}/fabric.db",
-        namespace="landing",
-        lease_duration=5.0,
-        high_watermark=60,
-        low_watermark=20,
-    )
-    refined = dg.AssetSelection.assets(silver_orders, daily_revenue)
+    by_name = queues(home)
+    spark = LazyPySparkResource(spark_config=SPARK)
+    leased = zip(SOURCES, by_name.values(), strict=True)
+    tables = {
+        level: iceberg_table_asset(
+            f"lake.{source.key.path[-1]}", source=source, io_manager=f"{level}_io", group_name="lake"
+        )
+        for level, source in SOURCES.items()
+    }
+    governance = governance_assets(queue="landing", spark="pyspark", storage=home / "governance")
     own = dg.Definitions(
-        assets=[bronze_orders, silver_orders, daily_revenue],
-        jobs=[
-            dg.define_asset_job("load_bronze", dg.AssetSelection.assets(bronze_orders)),
-            dg.define_asset_job("refine", refined),
-        ],
+        assets=[*SOURCES.values(), daily_revenue, top_products, quarantine, *tables.values(), governance],
+        jobs=_jobs(tables, governance),
+        schedules=[_every_five_minutes(governance)],
         sensors=[
-            order_generator,
-            landing_files,
-            dg.AutomationConditionSensorDefinition("refine_sensor", target=refined, default_status=ON),
+            *(order_generator, landing_files, bronze_batches, touched_days),
+            *(build_iceberg_sensor(table, minimum_interval_seconds=60, default_status=ON) for table in tables.values()),
+            dg.AutomationConditionSensorDefinition("views_sensor", target=VIEWS, default_status=ON),
         ],
         resources={
-            "landing": landing,
+            **by_name,
+            "pyspark": spark,
             "folder": LandingFolder(path=str(home / "landing")),
-            "bronze_io_manager": FencedIOManager(base_path=str(home / "bronze"), queue=landing),
-            "io_manager": dg.FilesystemIOManager(base_dir=str(home / "refined")),
+            "catalog": IcebergCatalogResource(url=f"sqlite:///{home}/catalog.db", warehouse=str(home / "lake")),
+            "io_manager": dg.FilesystemIOManager(base_dir=str(home / "views")),
+            **{
+                f"{level}_io": FencedIOManager(base_path=str(home / "published"), queue=queue, spark=spark)
+                for level, queue in leased
+            },
         },
-        executor=dg.in_process_executor,  # the steps are small; every run still has a process of its own
+        executor=dg.in_process_executor,  # steps of a run share its Spark; every run has a process of its own
     )
-    queue = lease_queue_definitions(
-        queue="landing",
-        asset=bronze_orders,
+    return dg.Definitions.merge(own, *(_around(name) for name in by_name))
+
+
+def _jobs(tables: dict[str, dg.AssetsDefinition], governance: dg.AssetsDefinition) -> list[Any]:
+    lake = dg.AssetSelection.assets(*tables.values())
+    return [
+        dg.define_asset_job("load_bronze", dg.AssetSelection.assets(bronze_orders)),
+        dg.define_asset_job("refine_silver", dg.AssetSelection.assets(silver_orders)),
+        dg.define_asset_job("compute_gold", dg.AssetSelection.assets(daily_sales)),
+        dg.define_asset_job("show_results", VIEWS | lake | dg.AssetSelection.assets(governance)),
+    ]
+
+
+def _every_five_minutes(governance: dg.AssetsDefinition) -> dg.ScheduleDefinition:
+    return dg.ScheduleDefinition(
+        name="governance_schedule",
+        target=governance,
+        cron_schedule="*/5 * * * *",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+    )
+
+
+def _around(queue: str) -> dg.Definitions:
+    """A queue's own asset, checks, jobs and sensors. Only landing has a feed that can be held back."""
+    feed: dict[str, Any] = {
+        "backpressure": {"pause_sensors": ["order_generator"], "minimum_interval_seconds": 5},
+        "replication": {"granularity": "resource_type", "event_types": ["Completed", "DeadLettered"]},
+    }
+    asset = dict(zip(("landing", "refine", "days"), SOURCES.values(), strict=True))[queue]
+    return lease_queue_definitions(
+        queue=queue,
+        asset=asset,
         observe_every=10,
         default_status=ON,
         work={"items_per_run": 200, "minimum_interval_seconds": 5},
         run_status={"report_dead_runs": True, "grace_seconds": 60},
-        backpressure={"pause_sensors": ["order_generator"], "minimum_interval_seconds": 5},
+        **(feed if queue == "landing" else {}),
     )
-    return dg.Definitions.merge(own, queue)
 
 
 defs = fabric(Path(os.environ.get("FABRIC_HOME", ".demo")))

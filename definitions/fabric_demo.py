@@ -1,8 +1,9 @@
 """The demo fabric from end to end, without a UI: the second half of `make demo`.
 
 Order files land in a folder and are enqueued until the queue says that it has enough. A Dagster run turns them into
-bronze and is killed with SIGKILL in the middle of a batch; the next run takes over. What silver and the daily revenue
-say at the end is compared with what the files themselves add up to.
+bronze on Spark and is killed with SIGKILL in the middle of a batch; the next run takes over. Silver and gold are made
+from what bronze published, and committed to Iceberg tables. What all of them say at the end is compared with what a
+single pass over the files themselves comes to.
 """
 
 from __future__ import annotations
@@ -17,29 +18,40 @@ import sys
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from definitions.fabric import fabric, landing_files
+from definitions.arrivals import landing_files
+from definitions.bronze import MOST_BYTES
+from definitions.fabric import fabric
+from definitions.findings import by_assets, by_iceberg, revenue_of_versions
+from definitions.handing_over import bronze_batches, touched_days
 from definitions.orders import write_files
 from definitions.tally import Tally, tally
-from lease_core import LeaseQueue
+from lease_core import LeaseEvent, LeaseQueue
+from omnirelay_dagster.spark.governance import table_files
 
 HOME = Path(".demo/headless").resolve()
-PACE = {"seconds_per_file": 0.05}
-PATIENCE = 120.0
+PACE = {"seconds_per_batch": 1.0}
+PATIENCE = 600.0  # a busy machine takes its time to start Spark
+SENSORS = {
+    "landing_files": (landing_files, ("folder", "landing")),
+    "bronze_batches": (bronze_batches, ("bronze_io", "refine")),
+    "touched_days": (touched_days, ("silver_io", "days")),
+}
 
 console = Console()
 
 
 class Fabric:
-    """The fabric's definitions, to tick its sensor and look at its assets, and runs of it in processes of their own."""
+    """The fabric: its sensors to be ticked, its assets to be looked at, its runs in processes of their own."""
 
     def __init__(self) -> None:
         shutil.rmtree(HOME, ignore_errors=True)
@@ -47,16 +59,20 @@ class Fabric:
         (HOME / "dagster" / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
         (HOME / "bronze.json").write_text(json.dumps({"ops": {"bronze_orders": {"config": PACE}}}))
         self.defs = fabric(HOME)
-        resources = self.defs.resources or {}
-        self.queue: LeaseQueue = resources["landing"].get_queue()
-        self.sensor_resources = {name: resources[name] for name in ("folder", "landing")}
-        self.cursor: str | None = None
+        self.resources = dict(self.defs.resources or {})
+        self.cursors: dict[str, str | None] = dict.fromkeys(SENSORS)
 
-    def tick(self) -> str:
-        """One tick of the sensor that enqueues files, as Dagster's daemon would do it. Gives what it says."""
-        with dg.build_sensor_context(cursor=self.cursor, resources=self.sensor_resources) as context:
-            result: Any = landing_files(context)
-        self.cursor = result.cursor or self.cursor
+    def queue(self, name: str = "landing") -> LeaseQueue:
+        found: LeaseQueue = self.resources[name].get_queue()
+        return found
+
+    def tick(self, name: str) -> str:
+        """One tick of a sensor that enqueues, as Dagster's daemon would do it. Gives what it says."""
+        sensor, needs = SENSORS[name]
+        resources = {key: self.resources[key] for key in needs}
+        with dg.build_sensor_context(cursor=self.cursors[name], resources=resources) as context:
+            result: Any = sensor(context)
+        self.cursors[name] = result.cursor or self.cursors[name]
         return str(result.skip_reason.skip_message)
 
     def start(self, job: str, *options: str) -> subprocess.Popen[bytes]:
@@ -73,10 +89,10 @@ class Fabric:
     def start_bronze(self) -> subprocess.Popen[bytes]:
         return self.start("load_bronze", "-c", str(HOME / "bronze.json"))
 
-    def value(self, asset: str) -> Any:
-        logging.disable(logging.INFO)
+    def value(self, asset: str) -> pd.DataFrame:
         with dg.DagsterInstance.from_config(str(HOME / "dagster")) as instance:
-            return self.defs.load_asset_value(asset, instance=instance)
+            found: pd.DataFrame = self.defs.load_asset_value(asset, python_type=pd.DataFrame, instance=instance)
+            return found
 
 
 def main() -> int:
@@ -88,14 +104,18 @@ def main() -> int:
     if files < 80:
         arguments.error("--files: 80 or more, or the queue has room for all of them")
     began = time.monotonic()
+    logging.disable(logging.INFO)
     there = Fabric()
     write_files(HOME / "landing", files)
     say(f"{files} files landed in {HOME / 'landing'}")
     enqueue_what_fits(there)
     lost = kill_a_run(there)
-    work_on_until_done(there, files)
-    say("silver_orders and daily_revenue are made from what bronze has published")
-    finish(there.start("refine"))
+    work_off(there, "landing", there.start_bronze, files)
+    for sensor, queue, job in (("bronze_batches", "refine", "refine_silver"), ("touched_days", "days", "compute_gold")):
+        say(f"{sensor}: {there.tick(sensor)}")
+        work_off(there, queue, lambda job=job: there.start(job))  # type: ignore[misc]
+    say("results are shown, Iceberg tables committed and governance tables made")
+    finish(there.start("show_results"))
     holds = report(there, lost)
     say(f"that took {time.monotonic() - began:.0f} seconds")
     return 0 if holds else 1
@@ -103,42 +123,49 @@ def main() -> int:
 
 def enqueue_what_fits(there: Fabric) -> None:
     before = -1
-    while before != (before := there.queue.stats().pending):
-        say(f"landing_files: {there.tick()}")
+    while before != (before := there.queue().stats().pending):
+        say(f"landing_files: {there.tick('landing_files')}")
 
 
 def kill_a_run(there: Fabric) -> int:
     """Kill a run in the middle of its second batch or a later one. Gives how many leases it held."""
+    queue = there.queue()
     while True:
+        say("a run makes bronze on Spark, and will be killed")
         run = there.start_bronze()
         try:
-            wait_for(lambda: there.queue.stats().completed > 0 and len(there.queue.leases()) > 0, run)
+            wait_for(lambda: queue.stats().completed > 0 and len(queue.leases()) > 0, run)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(run.pid, signal.SIGKILL)
             run.wait()
-        stats = there.queue.stats()
+        stats = queue.stats()
         if stats.active:
-            say(f"a run was killed with SIGKILL: {stats.completed} files were done, and it held {stats.active} leases")
+            say(f"it was killed with SIGKILL: {stats.completed} files were done, and it held {stats.active} leases")
             return stats.active
+        if not stats.pending:
+            raise RuntimeError("the run was done before it could be killed: try again with more --files")
 
 
-def work_on_until_done(there: Fabric, files: int) -> None:
-    """Run after run, while the sensor enqueues the rest as there is room for it."""
+def work_off(there: Fabric, name: str, start: Callable[[], subprocess.Popen[bytes]], items: int | None = None) -> None:
+    """Run after run until the queue is empty, while the sensor enqueues the rest of the files as there is room."""
+    queue = there.queue(name)
     deadline = time.monotonic() + PATIENCE
-    while (stats := there.queue.stats()).completed + stats.dead < files:
+    while (stats := queue.stats()).pending + stats.active + stats.delayed or (
+        items or 0
+    ) > stats.completed + stats.dead:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the queue does not get empty: see {HOME / 'runs.log'}")
-        say(f"another run works on the queue: {stats.pending} files wait, {stats.active} are leased")
-        run = there.start_bronze()
+            raise RuntimeError(f"the queue {name} does not get empty: see {HOME / 'runs.log'}")
+        say(f"a run works on {name}: {stats.pending} items wait, {stats.active} are leased")
+        run = start()
         while run.poll() is None:
-            before, said = there.cursor, there.tick()
-            if there.cursor != before:
+            before, said = there.cursors["landing_files"], there.tick("landing_files")
+            if there.cursors["landing_files"] != before:
                 say(f"landing_files: {said}")
             time.sleep(0.5)
         if run.returncode:  # on a machine that is too busy for heartbeats, leases may be lost: others take over
             say(f"that run failed: see {HOME / 'runs.log'}")
-    say(f"the queue is empty: {stats.completed} of {files} files completed, {stats.dead} dead letters")
+    say(f"{name} is empty: {stats.completed} items completed, {stats.dead} dead letters")
 
 
 def finish(run: subprocess.Popen[bytes]) -> None:
@@ -156,72 +183,69 @@ def wait_for(true: Callable[[], bool], run: subprocess.Popen[bytes]) -> None:
 
 def report(there: Fabric, lost: int) -> bool:
     """Print what happened; whether all of it is exact."""
-    expected = tally(HOME / "landing")
-    found = what_the_fabric_says(there.queue, there.value)
-    log = Counter(event.type for event in events(there.queue))
-    dead = Table("dead letter", "reason", title="Files that were refused")
-    for item in there.queue.dead_letters():
-        dead.add_row(Path(item.item.resource_id).name, (item.last_error or "").splitlines()[0])
-    for table in (dead, counts_table(expected, found), days_table(expected, found)):
+    expected = tally(HOME / "landing", MOST_BYTES)
+    assets, lake = by_assets(there.queue(), there.value), by_iceberg(there.queue(), there.resources)
+    silver = revenue_of_versions(there.resources["catalog"].table("lake.silver_orders").scan().to_arrow().to_pandas())
+    log = Counter(event.type for event in events(there.queue()))
+    for table in (
+        comparison("What was put aside, and why", "problem", {**expected.problems}, assets.problems, lake.problems),
+        comparison("Daily revenue by category", "day", *(_days(each) for each in (expected, assets, lake))),
+        comparison("Top products", "product", *(_products(each) for each in (expected, assets, lake))),
+        comparison("Altogether", "what", *(_counts(each) for each in (expected, assets, lake))),
+    ):
         console.print()
         console.print(table)
     console.print()
     say(f"leases that expired with the killed run: {log['Expired']} of the {lost} it held")
     say(f"times that backpressure went on or off: {log['BackpressureChanged']}")
-    holds = expected == found and log["Expired"] >= lost and log["BackpressureChanged"] >= 2
+    say(f"governance, by attempts an item took: {governance(HOME / 'governance')}")
+    exact = expected == assets == lake and silver == expected.total
+    holds = exact and log["Expired"] >= lost and log["BackpressureChanged"] >= 2
     if holds:
-        console.print("\nEvery order of every good file was counted, and counted once.", style="bold green")
+        console.print("\nEvery good record of every file was counted, and counted once.", style="bold green")
     else:
         console.print("\nThe numbers differ: this is a bug, please report it.", style="bold red")
     return holds
 
 
-def what_the_fabric_says(queue: LeaseQueue, load: Callable[[str], Any]) -> Tally:
-    """The same numbers as the independent tally, from the queue and from the assets as they were stored."""
-    stats = queue.stats()
-    bronze, silver, revenue = (load(name) for name in ("bronze_orders", "silver_orders", "daily_revenue"))
-    return Tally(
-        files=stats.completed + stats.dead,
-        bad_files=stats.dead,
-        records=len(bronze),
-        bad_records=int((bronze["problem"] != "").sum()),
-        orders=len(silver),
-        days={row.day: (int(row.orders), int(row.cents)) for row in revenue.itertuples()},
-    )
+def governance(storage: Path) -> dict[int, int]:
+    """Of the item history that Spark made of the log: how many items took how many attempts."""
+    frames = [pd.read_parquet(file, columns=["attempts"]) for file in table_files(storage, "item_history")]
+    attempts = pd.concat(frames)["attempts"].value_counts().sort_index()
+    return {int(times): int(items) for times, items in attempts.items()}
 
 
-def events(queue: LeaseQueue) -> list[Any]:
-    log: list[Any] = []
-    while some := queue.events(after=len(log), limit=10_000):
-        log += some
-    return log
+def events(queue: LeaseQueue) -> Iterator[LeaseEvent]:
+    after = 0
+    while some := queue.events(after=after, limit=10_000):
+        yield from some
+        after = some[-1].sequence_number
 
 
-def counts_table(expected: Tally, found: Tally) -> Table:
-    table = _comparison("what", "Counts, by the files themselves and by the fabric")
-    for name in ("files", "bad_files", "records", "bad_records", "orders", "cents"):
-        _compare(table, name.replace("_", " "), getattr(expected, name), getattr(found, name))
-    return table
+def _days(found: Tally) -> dict[str, Any]:
+    return {f"{day} {category}": worth for (day, category), (_, worth) in found.revenue.items()}
 
 
-def days_table(expected: Tally, found: Tally) -> Table:
-    table = _comparison("day", "Daily revenue in cents, by the files themselves and by the fabric")
-    for day in sorted({*expected.days, *found.days}):
-        _compare(table, day, expected.days.get(day, (0, 0))[1], found.days.get(day, (0, 0))[1])
-    return table
+def _products(found: Tally) -> dict[str, Any]:
+    return dict(sorted(found.products.items(), key=lambda each: (-each[1], each[0])))
 
 
-def _comparison(heading: str, title: str) -> Table:
+def _counts(found: Tally) -> dict[str, Any]:
+    counts = {"files": found.files, "records": found.records, "orders": found.orders}
+    return {**counts, "revenue": found.total}
+
+
+def comparison(title: str, heading: str, files: dict[str, Any], assets: dict[str, Any], lake: dict[str, Any]) -> Table:
+    """What the files, the assets and the Iceberg tables say, side by side."""
     table = Table(heading, title=title)
-    for column in ("files", "fabric"):
+    for column in ("files", "assets", "Iceberg"):
         table.add_column(column, justify="right")
     table.add_column("")
+    for name in dict.fromkeys((*files, *assets, *lake)):
+        said = [each.get(name, 0) for each in (files, assets, lake)]
+        same = len(set(said)) == 1
+        table.add_row(name, *(f"{each:,}" for each in said), "[green]ok[/]" if same else "[bold red]DIFFERS[/]")
     return table
-
-
-def _compare(table: Table, name: str, expected: int, found: int) -> None:
-    verdict = "[green]ok[/]" if expected == found else "[bold red]DIFFERS[/]"
-    table.add_row(name, f"{expected:,}", f"{found:,}", verdict)
 
 
 def say(text: str) -> None:
