@@ -51,6 +51,7 @@ APART = {
     "hub": "benchmarks.hub",
     "recovery": "benchmarks.recovery",
     "iceberg": "benchmarks.iceberg",
+    "spark": "benchmarks.spark_pipeline",
     "spark-log": "benchmarks.spark_log",
 }
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from functools import partial, reduce
 from typing import Literal
 
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 from pydantic import Field
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from omnirelay_dagster import LeasedBatch, leased_asset
@@ -19,12 +20,23 @@ from omnirelay_dagster import LeasedBatch, leased_asset
 Fate = Literal["quarantine", "dead_letter"]
 
 MOST_BYTES = 256 * 1024
-FIELDS = ("order_id", "placed_at", "updated_at", "country", "status", "category", "product", "quantity", "price")
+FIELDS = {
+    "order_id": "string",
+    "placed_at": "timestamp",
+    "updated_at": "timestamp",
+    "country": "string",
+    "status": "string",
+    "category": "string",
+    "product": "string",
+    "quantity": "int",
+    "price": "decimal(14,2)",
+}
+COLUMNS = {"file": "string", **FIELDS, "raw": "string", "problems": "string"}
 
 _EVENTS = f"array<struct<{', '.join(f'{name}: string' for name in FIELDS)}>>"
 _STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
-_TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$"
-_NUMBER = r"^-?\d+(\.\d{1,10})?(E\d+)?$"  # numbers of seven digits and more come with an exponent
+_TIME = "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})$"
+_NUMBER = "^-?[0-9]+([.][0-9]{1,10})?(E[0-9]+)?$"  # numbers of seven digits and more come with an exponent
 _SIGNS = re.compile(r"[\\{}\[\]*?]")
 _CHUNK = 65_536
 
@@ -79,97 +91,83 @@ def examine(paths: Iterable[str], most_bytes: int) -> dict[str, tuple[str, str]]
     found = {}
     for path in paths:
         try:
-            if Path(path).stat().st_size > most_bytes:
-                found[path] = ("huge", f"the file is larger than {most_bytes} bytes")
-            elif _is_blank(path):
-                found[path] = ("empty", "the file is empty")
+            with open(path, "rb") as file:
+                if os.fstat(file.fileno()).st_size > most_bytes:
+                    found[path] = ("huge", f"the file is larger than {most_bytes} bytes")
+                elif not any(chunk.strip() for chunk in iter(partial(file.read, _CHUNK), b"")):
+                    found[path] = ("empty", "the file is empty")
         except OSError as error:
-            found[path] = ("unreadable", f"the file cannot be read: {error.strerror}")
+            found[path] = ("unreadable", f"the file cannot be read ({type(error).__name__})")
     return found
-
-
-def _is_blank(path: str) -> bool:
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            if chunk.strip():
-                return False
-    return True
 
 
 def records(items: DataFrame, files: Iterable[str], aside: Mapping[str, str]) -> DataFrame:
     """The records of ``files``, checked, and a row with the problem for each of the ``items`` that is put ``aside``."""
     paths = ["file://" + _SIGNS.sub(r"\\\g<0>", path) for path in files]
     frames = [checked(items.sparkSession, paths)] if paths else []
-    if aside:
-        names = dict.fromkeys(aside.values())
-        problem = f.coalesce(
-            *(f.when(f.col("resource_id").isin([p for p in aside if aside[p] == each]), f.lit(each)) for each in names)
-        )
-        rows = items.select(f.substring_index("resource_id", "/", -1).alias("file"), problem.alias("problems"))
-        frames.append(rows.where("problems IS NOT NULL"))
-    return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1], allowMissingColumns=True)
+    frames += [_whole_files(items, [path for path in aside if aside[path] == each], each) for each in {*aside.values()}]
+    return reduce(DataFrame.unionByName, frames)
+
+
+def _whole_files(items: DataFrame, paths: list[str], problem: str) -> DataFrame:
+    values = {name: f"CAST(null AS {kind})" for name, kind in COLUMNS.items()}
+    values |= {"file": "substring_index(resource_id, '/', -1)", "problems": f"'{problem}'"}
+    rows = items.where(f.col("resource_id").isin(paths))
+    return rows.selectExpr(*(f"{value} AS {name}" for name, value in values.items()))
 
 
 def checked(spark: SparkSession, paths: list[str]) -> DataFrame:
     """One row a line: the values if all is well, else the line itself and what is wrong with it."""
-    lines = spark.read.text(paths).where(r"value RLIKE '\\S'")
     # within brackets, so that anything after the object is an error and not ignored
-    events = f.from_json(f.concat(f.lit("["), f.make_valid_utf8("value"), f.lit("]")), _EVENTS, _STRICT)
-    read = lines.select(
-        f.url_decode(f.replace("_metadata.file_name", f.lit("+"), f.lit("%2B"))).alias("file"),
-        "value",
-        f.when(f.size(events) == 1, events[0]).alias("event"),
-    ).select("file", "value", "event", *(f.col(f"event.{name}").alias(name) for name in FIELDS))
-    typed = read.select(
-        "file",
-        "order_id",
-        *(_time(name).alias(name) for name in ("placed_at", "updated_at")),
-        *("country", "status", "category", "product"),
-        _number("quantity").cast("decimal(38,10)").alias("quantity"),
-        _number("price").alias("price"),
-        "value",
-        f.col("event").isNull().alias("broken"),
-        *(f.col(name).isNotNull().alias(f"has_{name}") for name in FIELDS),
+    array = f.from_json(f.expr("concat('[', make_valid_utf8(value), ']')"), _EVENTS, _STRICT)
+    lines = (
+        spark.read.text(paths).where(r"value RLIKE '\\S'").select("_metadata.file_name", "value", array.alias("array"))
     )
-    good = f.col("problems").isNull()
-    return typed.withColumn("problems", _problems()).select(
+    events = lines.selectExpr(
+        "url_decode(replace(file_name, '+', '%2B')) AS file", "value", "if(size(array) = 1, array[0], null) AS event"
+    )
+    typed = events.selectExpr("file", "value", "event", *(f"{sql} AS {name}" for name, sql in _VALUES.items()))
+    told = typed.selectExpr("*", f"{_PROBLEMS} AS problems")
+    return told.selectExpr(
         "file",
-        *(f.when(good, f.col(name)).alias(name) for name in FIELDS[:-2]),
-        f.when(good, f.col("quantity")).cast("int").alias("quantity"),
-        f.when(good, f.col("price")).cast("decimal(14,2)").alias("price"),
-        f.when(~good, f.make_valid_utf8("value")).alias("raw"),
+        *(f"if(problems IS NULL, {name}, null) AS {name}" for name in FIELDS),
+        "if(problems IS NULL, null, make_valid_utf8(value)) AS raw",
         "problems",
     )
 
 
-def _time(name: str) -> Column:
-    return f.when(f.col(name).rlike(_TIME), f.col(name).try_cast("timestamp"))
+def _time(name: str) -> str:
+    return f"if(event.{name} RLIKE '{_TIME}', try_cast(event.{name} AS timestamp), null)"
 
 
-def _number(name: str) -> Column:
-    """A number, also if it is written as text; too many digits are none."""
-    value = f.col(name).try_cast("decimal(38,10)")
-    fits = value.between(-1_000_000_000, 1_000_000_000)
-    return f.when(f.col(name).rlike(_NUMBER) & fits & (value == f.round(value, 0 if name == "quantity" else 2)), value)
+def _number(name: str, digits: int) -> str:
+    """A number, also if it is written as text; one with too many digits is none."""
+    value = f"try_cast(event.{name} AS decimal(38,10))"
+    fits = f"event.{name} RLIKE '{_NUMBER}' AND abs({value}) < 1000000000 AND {value} = round({value}, {digits})"
+    return f"CAST(if({fits}, {value}, null) AS {FIELDS[name]})"
 
 
-def _problems() -> Column:
-    """What is wrong with a record, one after the other; null if nothing is."""
-
-    def unless(fine: Column, problem: str) -> Column:
-        return f.when(~fine, f.lit(problem))
-
-    shapes = {"placed_at": "a time with a zone", "updated_at": "a time with a zone"}
-    shapes |= {"quantity": "a whole number", "price": "an amount of money"}
-    each = [
-        *(unless(f.col(f"has_{name}"), f"{name} is missing") for name in FIELDS),
-        *(unless(f.col(n).isNotNull() | ~f.col(f"has_{n}"), f"{n} is not {shape}") for n, shape in shapes.items()),
-        unless(f.col("quantity") >= 1, "quantity is below 1"),
-        unless(f.col("price") >= 0, "price is negative"),
-    ]
-    found = f.concat_ws("; ", *each)
-    return (
-        f.when(~f.is_valid_utf8("value"), f.lit("not UTF-8"))
-        .when(f.col("broken"), f.lit("not a JSON object"))
-        .when(found != "", found)
-    )
+_VALUES = {name: f"event.{name}" for name in FIELDS} | {
+    "placed_at": _time("placed_at"),
+    "updated_at": _time("updated_at"),
+    "quantity": _number("quantity", 0),
+    "price": _number("price", 2),
+}
+_SHAPES = {
+    "placed_at": "a time with a zone",
+    "updated_at": "a time with a zone",
+    "quantity": "a whole number",
+    "price": "an amount of money",
+}
+_WRONG = {
+    **{f"event.{name} IS NULL": f"{name} is missing" for name in FIELDS},
+    **{f"event.{name} IS NOT NULL AND {name} IS NULL": f"{name} is not {shape}" for name, shape in _SHAPES.items()},
+    "quantity < 1": "quantity is below 1",
+    "price < 0": "price is negative",
+}
+_EACH = ", ".join(f"if({wrong}, '{problem}', null)" for wrong, problem in _WRONG.items())
+_PROBLEMS = f"""CASE
+    WHEN NOT is_valid_utf8(value) THEN 'not UTF-8'
+    WHEN event IS NULL THEN 'not a JSON object'
+    ELSE nullif(concat_ws('; ', {_EACH}), '')
+END"""

@@ -91,8 +91,8 @@ class Fabric:
 
     def value(self, asset: str) -> pd.DataFrame:
         with dg.DagsterInstance.from_config(str(HOME / "dagster")) as instance:
-            found: pd.DataFrame = self.defs.load_asset_value(asset, python_type=pd.DataFrame, instance=instance)
-            return found
+            found: Any = self.defs.load_asset_value(asset, python_type=pd.DataFrame, instance=instance)
+            return pd.DataFrame(found)
 
 
 def main() -> int:
@@ -211,8 +211,7 @@ def report(there: Fabric, lost: int) -> bool:
 def governance(storage: Path) -> dict[int, int]:
     """Of the item history that Spark made of the log: how many items took how many attempts."""
     frames = [pd.read_parquet(file, columns=["attempts"]) for file in table_files(storage, "item_history")]
-    attempts = pd.concat(frames)["attempts"].value_counts().sort_index()
-    return {int(times): int(items) for times, items in attempts.items()}
+    return dict(sorted(Counter(int(attempts) for frame in frames for attempts in frame["attempts"]).items()))
 
 
 def events(queue: LeaseQueue) -> Iterator[LeaseEvent]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
@@ -52,6 +52,10 @@ def _tally(
         records=int((bronze["order_id"].notna() | bronze["raw"].notna()).sum()),
         problems=problems(aside),
         orders=int(silver["order_id"].nunique()) + doubled,
-        revenue={(str(r.day), r.category): (int(r.orders), r.revenue) for r in revenue.itertuples()},
-        products=dict(sorted((r.product, r.revenue) for r in products.itertuples())),
+        revenue={(str(day), name): (int(n), worth) for day, name, n, worth in _rows(revenue, "day", "category")},
+        products={name: worth for name, _, _, worth in sorted(_rows(products, "product", "category"))},
     )
+
+
+def _rows(frame: pd.DataFrame, *names: str) -> Iterator[tuple[Any, ...]]:
+    return zip(*(frame[name] for name in (*names, "orders", "revenue")), strict=True)

@@ -54,8 +54,8 @@ EXPECTED = {
     "huge.json": {f"the file is larger than {MOST_BYTES} bytes"},
     "not objects.json": {"not a JSON object"},
     "truncated.json": {"not a JSON object"},
-    "gone.json": {"the file cannot be read: No such file or directory"},
-    "folder.json": {"the file cannot be read: Is a directory"},
+    "gone.json": {"the file cannot be read (FileNotFoundError)"},
+    "folder.json": {"the file cannot be read (IsADirectoryError)"},
 }
 
 
