@@ -53,12 +53,13 @@ console = Console()
 class Fabric:
     """The fabric: its sensors to be ticked, its assets to be looked at, its runs in processes of their own."""
 
-    def __init__(self) -> None:
-        shutil.rmtree(HOME, ignore_errors=True)
-        (HOME / "dagster").mkdir(parents=True)
-        (HOME / "dagster" / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
-        (HOME / "bronze.json").write_text(json.dumps({"ops": {"bronze_orders": {"config": PACE}}}))
-        self.defs = fabric(HOME)
+    def __init__(self, home: Path) -> None:
+        shutil.rmtree(home, ignore_errors=True)
+        (home / "dagster").mkdir(parents=True)
+        (home / "dagster" / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+        (home / "bronze.json").write_text(json.dumps({"ops": {"bronze_orders": {"config": PACE}}}))
+        self.home, self.log = home, home / "runs.log"
+        self.defs = fabric(home)
         self.resources = dict(self.defs.resources or {})
         self.cursors: dict[str, str | None] = dict.fromkeys(SENSORS)
 
@@ -75,22 +76,24 @@ class Fabric:
         self.cursors[name] = result.cursor or self.cursors[name]
         return str(result.skip_reason.skip_message)
 
-    def start(self, job: str, *options: str) -> subprocess.Popen[bytes]:
+    def start(self, job: str) -> subprocess.Popen[bytes]:
         """A run, in a process group of its own so that all of it can be killed at once."""
-        with (HOME / "runs.log").open("ab") as log:
+        options = ["-c", str(self.home / "bronze.json")] if job == "load_bronze" else []
+        with self.log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "dagster", "job", "execute", "-m", "definitions.fabric", "-j", job, *options],
-                env={**os.environ, "DAGSTER_HOME": str(HOME / "dagster"), "FABRIC_HOME": str(HOME)},
+                env={**os.environ, "DAGSTER_HOME": str(self.home / "dagster"), "FABRIC_HOME": str(self.home)},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
-    def start_bronze(self) -> subprocess.Popen[bytes]:
-        return self.start("load_bronze", "-c", str(HOME / "bronze.json"))
+    def finish(self, run: subprocess.Popen[bytes]) -> None:
+        if run.wait(PATIENCE) != 0:
+            raise RuntimeError(f"a run failed: see {self.log}")
 
     def value(self, asset: str) -> pd.DataFrame:
-        with dg.DagsterInstance.from_config(str(HOME / "dagster")) as instance:
+        with dg.DagsterInstance.from_config(str(self.home / "dagster")) as instance:
             found: Any = self.defs.load_asset_value(asset, python_type=pd.DataFrame, instance=instance)
             return pd.DataFrame(found)
 
@@ -105,17 +108,18 @@ def main() -> int:
         arguments.error("--files: 80 or more, or the queue has room for all of them")
     began = time.monotonic()
     logging.disable(logging.INFO)
-    there = Fabric()
+    there = Fabric(HOME)
     write_files(HOME / "landing", files)
     say(f"{files} files landed in {HOME / 'landing'}")
     enqueue_what_fits(there)
-    lost = kill_a_run(there)
-    work_off(there, "landing", there.start_bronze, files)
+    lost = kill_a_run(there, "landing", "load_bronze", after=1)
+    work_off(there, "landing", "load_bronze", files)
     for sensor, queue, job in (("bronze_batches", "refine", "refine_silver"), ("touched_days", "days", "compute_gold")):
         say(f"{sensor}: {there.tick(sensor)}")
-        work_off(there, queue, lambda job=job: there.start(job))  # type: ignore[misc]
-    say("results are shown, Iceberg tables committed and governance tables made")
-    finish(there.start("show_results"))
+        work_off(there, queue, job)
+    say("results are gathered, Iceberg tables committed and governance tables made")
+    for run in [there.start("show_results"), there.start("govern")]:
+        there.finish(run)
     holds = report(there, lost)
     say(f"that took {time.monotonic() - began:.0f} seconds")
     return 0 if holds else 1
@@ -127,27 +131,27 @@ def enqueue_what_fits(there: Fabric) -> None:
         say(f"landing_files: {there.tick('landing_files')}")
 
 
-def kill_a_run(there: Fabric) -> int:
-    """Kill a run in the middle of its second batch or a later one. Gives how many leases it held."""
-    queue = there.queue()
+def kill_a_run(there: Fabric, name: str, job: str, after: int = 0) -> int:
+    """Kill a run while it holds leases, once that many items are completed. Gives how many leases it held."""
+    queue = there.queue(name)
     while True:
-        say("a run makes bronze on Spark, and will be killed")
-        run = there.start_bronze()
+        say(f"a run of {job} works on {name}, and will be killed")
+        run = there.start(job)
         try:
-            wait_for(lambda: queue.stats().completed > 0 and len(queue.leases()) > 0, run)
+            wait_for(lambda: queue.stats().completed >= after and len(queue.leases()) > 0, run, there.log)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(run.pid, signal.SIGKILL)
             run.wait()
         stats = queue.stats()
         if stats.active:
-            say(f"it was killed with SIGKILL: {stats.completed} files were done, and it held {stats.active} leases")
+            say(f"it was killed with SIGKILL: {stats.completed} items were done, and it held {stats.active} leases")
             return stats.active
         if not stats.pending:
             raise RuntimeError("the run was done before it could be killed: try again with more --files")
 
 
-def work_off(there: Fabric, name: str, start: Callable[[], subprocess.Popen[bytes]], items: int | None = None) -> None:
+def work_off(there: Fabric, name: str, job: str, items: int = 0) -> None:
     """Run after run until the queue is empty, while the sensor enqueues the rest of the files as there is room."""
     queue = there.queue(name)
     deadline = time.monotonic() + PATIENCE
@@ -155,35 +159,30 @@ def work_off(there: Fabric, name: str, start: Callable[[], subprocess.Popen[byte
         items or 0
     ) > stats.completed + stats.dead:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the queue {name} does not get empty: see {HOME / 'runs.log'}")
+            raise RuntimeError(f"the queue {name} does not get empty: see {there.log}")
         say(f"a run works on {name}: {stats.pending} items wait, {stats.active} are leased")
-        run = start()
+        run = there.start(job)
         while run.poll() is None:
             before, said = there.cursors["landing_files"], there.tick("landing_files")
             if there.cursors["landing_files"] != before:
                 say(f"landing_files: {said}")
             time.sleep(0.5)
         if run.returncode:  # on a machine that is too busy for heartbeats, leases may be lost: others take over
-            say(f"that run failed: see {HOME / 'runs.log'}")
+            say(f"that run failed: see {there.log}")
     say(f"{name} is empty: {stats.completed} items completed, {stats.dead} dead letters")
 
 
-def finish(run: subprocess.Popen[bytes]) -> None:
-    if run.wait(PATIENCE) != 0:
-        raise RuntimeError(f"a run failed: see {HOME / 'runs.log'}")
-
-
-def wait_for(true: Callable[[], bool], run: subprocess.Popen[bytes]) -> None:
+def wait_for(true: Callable[[], bool], run: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + PATIENCE
     while not true():
         if run.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the run did not get to work: see {HOME / 'runs.log'}")
+            raise RuntimeError(f"the run did not get to work: see {log}")
         time.sleep(0.02)
 
 
 def report(there: Fabric, lost: int) -> bool:
     """Print what happened; whether all of it is exact."""
-    expected = tally(HOME / "landing", MOST_BYTES)
+    expected = tally(there.home / "landing", MOST_BYTES)
     assets, lake = by_assets(there.queue(), there.value), by_iceberg(there.queue(), there.resources)
     silver = revenue_of_versions(there.resources["catalog"].table("lake.silver_orders").scan().to_arrow().to_pandas())
     log = Counter(event.type for event in events(there.queue()))
@@ -198,7 +197,7 @@ def report(there: Fabric, lost: int) -> bool:
     console.print()
     say(f"leases that expired with the killed run: {log['Expired']} of the {lost} it held")
     say(f"times that backpressure went on or off: {log['BackpressureChanged']}")
-    say(f"governance, by attempts an item took: {governance(HOME / 'governance')}")
+    say(f"governance, by attempts an item took: {governance(there.home / 'governance')}")
     exact = expected == assets == lake and silver == expected.total
     holds = exact and log["Expired"] >= lost and log["BackpressureChanged"] >= 2
     if holds:
