@@ -23,7 +23,7 @@ from definitions.gold import daily_revenue, daily_sales, top_products
 from definitions.handing_over import bronze_batches, touched_days
 from definitions.quarantine import quarantine
 from definitions.silver import silver_orders
-from omnirelay_dagster import FencedIOManager, LeaseQueueResource, lease_queue_definitions
+from omnirelay_dagster import FencedIOManager, LeaseQueueResource, check_definitions, lease_queue_definitions
 from omnirelay_dagster.doctor import prepare_environment
 from omnirelay_dagster.iceberg import IcebergCatalogResource, build_iceberg_sensor, iceberg_table_asset
 from omnirelay_dagster.spark.governance import governance_assets
@@ -99,7 +99,7 @@ def fabric(home: Path) -> dg.Definitions:
         },
         executor=dg.in_process_executor,  # steps of a run share its Spark; every run has a process of its own
     )
-    return dg.Definitions.merge(own, *(_around(name) for name in by_name))
+    return check_definitions(dg.Definitions.merge(own, *(_around(name) for name in by_name)))
 
 
 def _jobs(tables: dict[str, dg.AssetsDefinition], governance: dg.AssetsDefinition) -> list[Any]:
