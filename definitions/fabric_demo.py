@@ -8,6 +8,7 @@ single pass over the files themselves comes to.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -108,6 +109,8 @@ def main() -> int:
         arguments.error("--files: 80 or more, or the queue has room for all of them")
     began = time.monotonic()
     logging.disable(logging.INFO)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # products have names that not every terminal can show
     there = Fabric(HOME)
     write_files(HOME / "landing", files)
     say(f"{files} files landed in {HOME / 'landing'}")
