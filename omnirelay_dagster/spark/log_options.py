@@ -19,11 +19,13 @@ _KNOWN = (
     "columns",
     "max_events_per_trigger",
     "fetch",
+    "archive",
 )
 
 
 class LogOptions(NamedTuple):
-    """The options, checked. ``url`` is as it was given: variables in it are replaced where the database is opened."""
+    """The options, checked. ``url`` and ``archive`` are as they were given: variables in them are replaced where they
+    are opened."""
 
     url: str
     namespace: str
@@ -34,6 +36,7 @@ class LogOptions(NamedTuple):
     columns: list[str] | None
     max_events_per_trigger: int | None
     fetch: str
+    archive: str | None = None
 
     def first(self, head: LogHead) -> int:
         """The number to begin with. Beginning before what is left of the log is an error, unless asked for."""
@@ -77,6 +80,7 @@ def read_options(given: Mapping[str, str]) -> LogOptions:
             else None
         ),
         fetch=options.get("fetch", "auto"),
+        archive=options.get("archive"),
     )
 
 

@@ -44,7 +44,8 @@ class RangePruned(EventsPruned):
         super().__init__(after, oldest)
         self.args = (
             f"from_sequence: event {after + 1} was asked for, but the log was pruned and begins at {oldest}: read the "
-            f"missing ones from a copy of the log, or set from_sequence to {oldest} (or to 'earliest') to do without",
+            f"missing ones from a copy of the log (option archive), or set from_sequence to {oldest} (or to "
+            "'earliest') to do without",
         )
 
 
@@ -127,13 +128,12 @@ def open_log(url: str, namespace: str, fetch: str = "auto") -> Iterator[Log]:
 
 def resolve(url: str) -> sa.URL:
     """The URL with ``${NAME}`` replaced from this process's environment: all of it, or in any of its parts."""
-    whole = _VARIABLE.fullmatch(url)
-    parsed = parse(_from_environment(whole) if whole else url)
-    if whole:
-        return parsed
+    if _VARIABLE.fullmatch(url):
+        return parse(with_variables("url", url))
+    parsed = parse(url)
 
     def expanded(text: str) -> str:
-        return _VARIABLE.sub(_from_environment, text)
+        return with_variables("url", text)
 
     parts = {name: getattr(parsed, name) for name in ("username", "password", "host", "database")}
     changed = {name: expanded(str(part)) for name, part in parts.items() if part is not None}
@@ -152,15 +152,20 @@ def absolute(url: str) -> str:
     return whole.render_as_string(hide_password=False)
 
 
-def _from_environment(match: re.Match[str]) -> str:
-    value = os.environ.get(match[1])
-    if value is None:
-        raise InvalidInput(
-            "url",
-            f"the environment variable {match[1]} is not set here; set it on the driver and on every executor "
-            f"(spark.executorEnv.{match[1]})",
-        )
-    return value
+def with_variables(option: str, text: str) -> str:
+    """The text with every ``${NAME}`` replaced from this process's environment."""
+
+    def value(match: re.Match[str]) -> str:
+        found = os.environ.get(match[1])
+        if found is None:
+            raise InvalidInput(
+                option,
+                f"the environment variable {match[1]} is not set here; set it on the driver and on every executor "
+                f"(spark.executorEnv.{match[1]})",
+            )
+        return found
+
+    return _VARIABLE.sub(value, text)
 
 
 def connect(url: sa.URL, fetch: str = "auto") -> Rows:

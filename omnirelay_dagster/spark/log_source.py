@@ -9,6 +9,7 @@ Spark's planner and executors import this module, so the package must be install
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,9 +34,10 @@ from pyspark.sql.types import StructType
 
 from lease_core.errors import InvalidInput
 from lease_core.model import to_micros
+from omnirelay_dagster.spark.log_archive import Archive, ArchivedLog
 from omnirelay_dagster.spark.log_columns import to_batches
 from omnirelay_dagster.spark.log_options import LogOptions, read_options
-from omnirelay_dagster.spark.log_reading import LogHead, RangePruned, open_log
+from omnirelay_dagster.spark.log_reading import Log, LogHead, RangePruned, open_log
 from omnirelay_dagster.spark.log_schema import check_schema, table_schema
 
 FORMAT = "omnirelay_log"
@@ -104,8 +106,15 @@ class _RangeReading:
         self.since: int | None = None
         self.until: int | None = None
 
+    @contextmanager
+    def opened(self) -> Iterator[Log | ArchivedLog]:
+        """The log, and its archive with it if there is one."""
+        options = self.options
+        with open_log(options.url, options.namespace, options.fetch) as log:
+            yield log if options.archive is None else ArchivedLog(log, Archive(options.archive, options.namespace))
+
     def head(self) -> LogHead:
-        with open_log(self.options.url, self.options.namespace, self.options.fetch) as log:
+        with self.opened() as log:
             return log.head()
 
     def cut(self, ns: int, lowest: int, highest: int) -> list[LogRange]:
@@ -115,11 +124,10 @@ class _RangeReading:
     def batches(self, part: Any) -> Iterator[pa.RecordBatch]:
         if not isinstance(part, LogRange):  # Spark's stand-in for "no partitions"
             return
-        options = self.options
-        with open_log(options.url, options.namespace, options.fetch) as log:
+        with self.opened() as log:
             documents = log.documents(part.ns, part.lowest, part.highest, self.since, self.until)
             yield from to_batches(
-                documents, options.namespace, part.lowest, part.highest, self.arrow_schema, self.types
+                documents, self.options.namespace, part.lowest, part.highest, self.arrow_schema, self.types
             )
 
 

@@ -52,7 +52,7 @@ class ObjectStoreSink:
     def deliver(self, batch: Batch) -> None:
         from obstore.exceptions import AlreadyExistsError
 
-        with self._lock, _without_secrets():
+        with self._lock, without_secrets():
             rest: Batch | None = batch
             while rest := rest and rest.after(self._position(batch.namespace)):
                 data, made = seal(rest, self._ends[batch.namespace])
@@ -70,7 +70,7 @@ class ObjectStoreSink:
                     self._ends[batch.namespace] = made
 
     def position(self, namespace: str) -> int | None:
-        with self._lock, _without_secrets():
+        with self._lock, without_secrets():
             self._ends.pop(namespace, None)
             return self._position(namespace)
 
@@ -86,7 +86,7 @@ class ObjectStoreSink:
 
 
 @contextmanager
-def _without_secrets() -> Iterator[None]:
+def without_secrets() -> Iterator[None]:
     """A store's errors may show the address of a request, and in its query a signature."""
     from obstore.exceptions import BaseError
 
@@ -169,10 +169,10 @@ def read_segments(
     client_options: Mapping[str, Any] | None = None,
 ) -> SegmentsCopy:
     """The copy that an ``ObjectStoreSink`` keeps at ``url``. ``namespace`` is needed if there are several."""
-    import obstore
-
     store = open_object_store(url, options, client_options)
     if namespace is None:
+        import obstore
+
         found = sorted(
             unquote(each.rpartition("/")[2]) for each in obstore.list_with_delimiter(store)["common_prefixes"]
         )
@@ -199,6 +199,10 @@ class SegmentsCopy:
     def seals(self, after: int = 0) -> Iterator[Seal]:
         """The seals of the segments that end above ``after``, checked but not decoded."""
         return (block.seal for _, block in self._segments(after) if block.seal.last > after)
+
+    def first(self) -> int | None:
+        """The number of the first event, by the name of the first segment; none if there is no segment."""
+        return min((_number(key) or 1 for key in keys(self._store, self.namespace)), default=None)
 
     def _segments(self, after: int) -> Iterator[tuple[str, Block]]:
         listed = keys(self._store, self.namespace)
