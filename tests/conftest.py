@@ -1,4 +1,4 @@
-"""Fixtures that every test may use: a real PostgreSQL, and a fresh database on it."""
+"""Fixtures that every test may use: a real PostgreSQL, a fresh database on it, and a local Spark."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from tests.servers.postgres import PostgresEndpoint, PostgresServer, PostgresUnavailable
 
+ROOT = Path(__file__).parent.parent
 _WHY_NO_POSTGRES = pytest.StashKey[str]()
 
 
@@ -41,6 +42,40 @@ def postgres_url(postgres_server: PostgresEndpoint) -> Iterator[str]:
     name = f"test_{uuid.uuid4().hex[:12]}"
     yield postgres_server.create_database(name)
     postgres_server.drop_database(name)
+
+
+SPARK = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.log.level": "ERROR",
+    # little data, many plans: compiling each of them would take longer than running it
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+
+
+@pytest.fixture(scope="session")
+def local_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One small Spark for all tests of this process. Its workers find this checkout first, wherever tests started."""
+    from pyspark.sql import SparkSession
+
+    from omnirelay_dagster.doctor import prepare_environment
+
+    prepare_environment()
+    builder = SparkSession.builder.master("local[2]")
+    for key, value in SPARK.items():
+        builder = builder.config(key, value)
+    for key in ("spark.local.dir", "spark.sql.warehouse.dir"):
+        builder = builder.config(key, str(tmp_path_factory.mktemp("spark")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+        session = builder.getOrCreate()
+    yield session
+    session.stop()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

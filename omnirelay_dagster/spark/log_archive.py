@@ -7,6 +7,7 @@ overtakes a query that is already running.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from urllib.parse import unquote
@@ -16,7 +17,7 @@ from lease_core.log import gather
 from lease_core.replication.errors import SinkUnavailable
 from lease_core.replication.sinks.object_store import read_segments, without_secrets
 from omnirelay_dagster.spark.log_columns import LogDocument
-from omnirelay_dagster.spark.log_reading import Log, LogHead, RangePruned, with_variables
+from omnirelay_dagster.spark.log_reading import Log, LogHead, RangePruned, open_log, with_variables
 
 
 class Archive:
@@ -75,3 +76,10 @@ class ArchivedLog:
                     after = document.last
                 if after < missing:  # the archive ends before what is left begins
                     raise RangePruned(after, gap.oldest) from None
+
+
+@contextmanager
+def open_archived(url: str, namespace: str, archive: str | None, fetch: str = "auto") -> Iterator[Log | ArchivedLog]:
+    """The log of ``namespace``, and its archive with it if there is one."""
+    with open_log(url, namespace, fetch) as log:
+        yield log if archive is None else ArchivedLog(log, Archive(archive, namespace))

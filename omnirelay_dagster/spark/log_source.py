@@ -9,7 +9,7 @@ Spark's planner and executors import this module, so the package must be install
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,10 +34,10 @@ from pyspark.sql.types import StructType
 
 from lease_core.errors import InvalidInput
 from lease_core.model import to_micros
-from omnirelay_dagster.spark.log_archive import Archive, ArchivedLog
+from omnirelay_dagster.spark.log_archive import ArchivedLog, open_archived
 from omnirelay_dagster.spark.log_columns import to_batches
 from omnirelay_dagster.spark.log_options import LogOptions, read_options
-from omnirelay_dagster.spark.log_reading import Log, LogHead, RangePruned, open_log
+from omnirelay_dagster.spark.log_reading import Log, LogHead, RangePruned
 from omnirelay_dagster.spark.log_schema import check_schema, table_schema
 
 FORMAT = "omnirelay_log"
@@ -106,12 +106,9 @@ class _RangeReading:
         self.since: int | None = None
         self.until: int | None = None
 
-    @contextmanager
-    def opened(self) -> Iterator[Log | ArchivedLog]:
-        """The log, and its archive with it if there is one."""
+    def opened(self) -> AbstractContextManager[Log | ArchivedLog]:
         options = self.options
-        with open_log(options.url, options.namespace, options.fetch) as log:
-            yield log if options.archive is None else ArchivedLog(log, Archive(options.archive, options.namespace))
+        return open_archived(options.url, options.namespace, options.archive, options.fetch)
 
     def head(self) -> LogHead:
         with self.opened() as log:

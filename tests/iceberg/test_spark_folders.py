@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -24,15 +21,9 @@ COLUMNS = "id long, name string, amount decimal(12, 2), at timestamp, country st
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.sql.session.timeZone", "Europe/Berlin").config("spark.sql.shuffle.partitions", "2")
-    session = builder.config("spark.driver.memory", "512m").getOrCreate()
-    yield session
-    session.stop()
+def spark(local_spark: SparkSession) -> SparkSession:
+    local_spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    return local_spark
 
 
 def test_what_spark_wrote_is_what_others_read(lake: Lake, spark: SparkSession) -> None:

@@ -1,4 +1,4 @@
-"""One small local Spark session for all tests here, and a queue with a fenced IO manager for each."""
+"""Spark in a zone with summer time, and a queue with a fenced IO manager for each test."""
 
 from __future__ import annotations
 
@@ -8,29 +8,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from omnirelay_dagster.doctor import prepare_environment
 from omnirelay_dagster.io_manager import FencedIOManager
 from omnirelay_dagster.resource import LeaseQueueResource
 
-SMALL = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.driver.memory": "512m",
-    "spark.sql.session.timeZone": "Europe/Berlin",
-    "spark.log.level": "ERROR",
-}
 
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    prepare_environment()
-    builder = SparkSession.builder.master("local[2]")
-    for key, value in SMALL.items():
-        builder = builder.config(key, value)
-    session = builder.config("spark.local.dir", str(tmp_path_factory.mktemp("spark"))).getOrCreate()
-    yield session
-    session.stop()
+@pytest.fixture(scope="module")
+def spark(local_spark: SparkSession) -> SparkSession:
+    local_spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    return local_spark
 
 
 @pytest.fixture

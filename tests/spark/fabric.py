@@ -1,4 +1,5 @@
-"""A code location with one leased Spark asset, whose tasks work for as long as a file says, on any master."""
+"""A code location with a leased Spark asset, whose tasks work for as long as a file says, on any master, and with the
+Iceberg table of what it published."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from dagster_pyspark import LazyPySparkResource
 from pyspark.sql import DataFrame
 
 from omnirelay_dagster import FencedIOManager, LeasedBatch, LeaseQueueResource, leased_asset
+from omnirelay_dagster.iceberg import IcebergCatalogResource, iceberg_table_asset
 
 HOME = os.environ.get("FABRIC_HOME", ".")
 ROWS = 20
@@ -37,14 +39,17 @@ def bronze(context: dg.AssetExecutionContext, batch: LeasedBatch, pyspark: LazyP
     return rows.repartition(4, "n").mapInArrow(work, rows.schema)
 
 
+table = iceberg_table_asset("lake.bronze", source=bronze)
+
 landing = LeaseQueueResource(
     url=f"sqlite:///{HOME}/fabric.db", namespace="landing", lease_duration=10.0, retry_delay=0.0
 )
 defs = dg.Definitions(
-    assets=[bronze],
-    jobs=[dg.define_asset_job("work", [bronze])],
+    assets=[bronze, table],
+    jobs=[dg.define_asset_job("work", [bronze]), dg.define_asset_job("work_and_commit", [bronze, table])],
     resources={
         "landing": landing,
+        "catalog": IcebergCatalogResource(url=f"sqlite:///{HOME}/catalog.db", warehouse=f"{HOME}/lake"),
         "fenced": FencedIOManager(base_path=f"{HOME}/out", queue=landing),
         "pyspark": LazyPySparkResource(spark_config=json.loads(os.environ.get("FABRIC_SPARK", "{}"))),
     },

@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pyspark
 
 from lease_core import LeaseQueue, QueueConfig, WorkItem
 from omnirelay_dagster.doctor import prepare_environment
+from omnirelay_dagster.iceberg import IcebergTable
 from omnirelay_dagster.io_manager import FencedIOManager
 from omnirelay_dagster.resource import LeaseQueueResource
 from tests.spark.fabric import ROWS
@@ -108,6 +111,10 @@ def end(pids: list[int]) -> None:
             continue
 
 
+def _sorted(rows: pa.Table) -> list[tuple[int, int]]:
+    return sorted((row["sequence_id"], row["n"]) for row in rows.to_pylist())
+
+
 class Fabric:
     """A queue, and runs of the asset that works on it."""
 
@@ -124,9 +131,9 @@ class Fabric:
         self.environ["DAGSTER_HOME"] = str(home / "dagster")
         self._runs: list[subprocess.Popen[bytes]] = []
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """A run: the run worker, and a child of it for the step."""
-        command = [sys.executable, "-m", "dagster", "job", "execute", "-f", str(CODE), "-j", "work"]
+    def start(self, job: str = "work") -> subprocess.Popen[bytes]:
+        """A run: the run worker, and a child of it for each step."""
+        command = [sys.executable, "-m", "dagster", "job", "execute", "-f", str(CODE), "-j", job]
         with (self.home / "run.log").open("ab") as log:
             environ = {**os.environ, **self.environ}
             self._runs.append(subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT))
@@ -154,11 +161,24 @@ class Fabric:
 
     def published(self) -> list[tuple[int, int]]:
         """The rows that anybody would load, in order."""
+        with self._fenced() as fenced:
+            return _sorted(fenced.load("bronze", pa.Table, allow_empty=True))
+
+    def committed(self) -> list[tuple[int, int]]:
+        """The rows of the Iceberg table once all that is published is in it, in order."""
+        with self._fenced() as fenced:
+            table = self.table()
+            table.commit_published(fenced, "bronze")
+            return _sorted(table.scan().to_arrow())
+
+    def table(self) -> IcebergTable:
+        return IcebergTable("lake.bronze", f"sqlite:///{self.home}/catalog.db", self.home / "lake")
+
+    @contextmanager
+    def _fenced(self) -> Iterator[FencedIOManager]:
         landing = LeaseQueueResource(url=f"sqlite:///{self.home}/fabric.db", namespace="landing")
-        fenced = FencedIOManager(base_path=f"{self.home}/out", queue=landing)
-        table = fenced.load("bronze", pa.Table, allow_empty=True)
+        yield FencedIOManager(base_path=f"{self.home}/out", queue=landing)
         landing.get_queue().close()
-        return sorted((row["sequence_id"], row["n"]) for row in table.to_pylist())
 
     def expected(self) -> list[tuple[int, int]]:
         return [(item, n) for item in range(1, self.items + 1) for n in range(1, ROWS + 1)]

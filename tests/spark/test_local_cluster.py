@@ -46,12 +46,15 @@ def test_a_killed_executor_costs_nothing_and_a_killed_step_takes_its_executors_a
     until(lambda: not any(orphan.is_running() and orphan.status() != psutil.STATUS_ZOMBIE for orphan in orphans))
     until(lambda: fabric.queue.sweep().expired == fabric.items)
 
-    run = fabric.start()
+    run = fabric.start("work_and_commit")
     fabric.wait_for_tasks(more_than=tasks)
     until(lambda: executors(fabric.step()))
     os.kill(executors(fabric.step())[0].pid, signal.SIGKILL)
     fabric.let_go()
     assert fabric.ended_well(run), fabric.log()
     assert fabric.published() == fabric.expected()
+    committed = fabric.table().load().current_snapshot()
+    assert fabric.committed() == fabric.expected(), "the run has committed what it published"
+    assert fabric.table().load().current_snapshot() == committed, "and there was nothing more to commit"
     assert {status.attempt for status in fabric.queue.inspect(range(1, fabric.items + 1))} == {2}
     assert "Spark: " in fabric.log()

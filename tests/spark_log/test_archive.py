@@ -55,7 +55,8 @@ def test_what_was_pruned_is_read_from_the_archive(
 
 
 def test_a_stream_goes_on_where_its_place_was_pruned(spark: Any, tmp_path: Path) -> None:
-    url, seen = f"sqlite:///{tmp_path / 'queue.db'}", []
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    seen: list[int] = []
 
     def run() -> None:
         options = {"url": url, "namespace": "main", "archive": (tmp_path / "archive").as_uri()}

@@ -13,17 +13,22 @@ from lease_core import WorkItem
 from lease_core.errors import InvalidInput
 from omnirelay_dagster import LeaseQueueResource
 from omnirelay_dagster.spark.governance import governance_assets, read_table
+from tests.spark_log.test_archive import archive, prune
 
 
 def test_a_run_brings_the_tables_up_to_date(spark: Any, tmp_path: Path) -> None:
+    """All that there was: the first events are in the archive only."""
     resource = LeaseQueueResource(url=f"sqlite:///{tmp_path / 'queue.db'}", namespace="landing")
-    tables = governance_assets(queue="landing", storage=tmp_path / "tables", reader="governance")
+    kept = (tmp_path / "archive").as_uri()
+    tables = governance_assets(queue="landing", storage=tmp_path / "tables", reader="governance", archive=kept)
     resources = {"landing": resource, "spark": LazyPySparkResource(spark_config={})}
     assert {key.to_user_string() for key in tables.keys} == {
         f"governance/landing/{name}" for name in ("item_history", "peer_activity", "lease_latency", "anomalies")
     }
     with resource.get_queue() as queue:
         queue.enqueue([WorkItem("file", str(n)) for n in range(5)])
+        assert prune(queue, archive(queue, tmp_path / "archive")) == 5
+        queue.drop_reader("relay/objects")
         queue.complete([lease.token for lease in queue.lease("worker", 2)])
     with dg.instance_for_test() as instance:
         result = dg.materialize([tables], resources=resources, instance=instance)

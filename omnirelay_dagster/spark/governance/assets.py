@@ -31,6 +31,7 @@ def governance_assets(
     key_prefix: str | list[str] | None = None,
     group_name: str = "governance",
     reader: str | None = None,
+    archive: str | None = None,
     max_events: int = 2_000_000,
     thresholds: Thresholds | None = None,
 ) -> dg.AssetsDefinition:
@@ -39,7 +40,8 @@ def governance_assets(
     They always agree: one manifest in the folder ``storage`` publishes all of them with the number of the last event
     that went into them. A run reads only what is new; a run that finds nothing changes nothing; a run that dies is
     made up for by the next. ``spark`` is the key of a ``PySparkResource`` or ``LazyPySparkResource``. With ``reader``
-    pruning the log waits for these tables under that name; without it, a log that was pruned too early is an error.
+    pruning the log waits for these tables under that name. What was pruned all the same is read from ``archive``, the
+    address of the log's archive in an object store; without one, a log that was pruned too early is an error.
     """
     check_queue(queue)
     check_whole("max_events", max_events, 1)
@@ -62,12 +64,13 @@ def governance_assets(
         resource = getattr(context.resources, queue)
         session = getattr(context.resources, spark).spark_session
         if reader is not None:
-            resource.get_queue().register_reader(reader, after=_read_so_far(resource, storage))
+            resource.get_queue().register_reader(reader, after=_read_so_far(resource, storage, archive is not None))
         update = bring_up_to_date(
             session,
             url=resource.url,
             namespace=resource.namespace,
             storage=storage,
+            archive=archive,
             max_events=max_events,
             thresholds=thresholds,
             log=context.log.info,
@@ -80,13 +83,14 @@ def governance_assets(
     return governance
 
 
-def _read_so_far(resource: Any, storage: str | Path) -> int:
-    """The last event that the tables need no more: where they stand or, before the first run, what was pruned."""
+def _read_so_far(resource: Any, storage: str | Path, archived: bool) -> int:
+    """The last event that the tables need no more from the log itself: where they stand or, before the first run or if
+    there is an archive, what was pruned."""
     manifest = Storage(storage).current()
-    if manifest is not None:
+    if manifest is not None and not archived:
         return manifest.watermark
     with open_log(resource.url, resource.namespace) as log:
-        return log.head().pruned
+        return max(log.head().pruned, manifest.watermark if manifest else 0)
 
 
 def _metadata(table: str, update: Update, storage: str | Path) -> dict[str, Any]:

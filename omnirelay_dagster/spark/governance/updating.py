@@ -21,7 +21,8 @@ from lease_core.errors import EventsPruned, InvalidInput
 from omnirelay_dagster.spark.governance import folding
 from omnirelay_dagster.spark.governance.folding import Thresholds
 from omnirelay_dagster.spark.governance.stored import Manifest, Parts, Storage, UpdateConflict, load
-from omnirelay_dagster.spark.log_reading import LogHead, absolute, open_log
+from omnirelay_dagster.spark.log_archive import open_archived
+from omnirelay_dagster.spark.log_reading import LogHead, absolute
 from omnirelay_dagster.spark.log_source import FORMAT, register
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class TablesBehind(EventsPruned):
         super().__init__(after, oldest)
         self.args = (
             f"the tables have read up to event {after}, but the log was pruned and begins at {oldest}: start new ones "
-            "in another folder, and register a reader (reader=...) so that pruning waits for them",
+            "in another folder, and register a reader (reader=...) so that pruning waits for them, or name the log's "
+            "archive (archive=...)",
         )
 
 
@@ -66,6 +68,7 @@ def bring_up_to_date(
     url: str,
     namespace: str,
     storage: str | os.PathLike[str],
+    archive: str | None = None,
     max_events: int = 2_000_000,
     thresholds: Thresholds | None = None,
     log: Callable[[str], None] = lambda _: None,
@@ -73,14 +76,15 @@ def bring_up_to_date(
 ) -> Update:
     """Read everything that is new in the queue's log, up to ``max_events`` in a step, and publish it in the tables.
 
-    Running it again when there is nothing new changes nothing. Two at once are safe: one of them starts over. ``probe``
-    is told of the points between which a crash could fall.
+    Running it again when there is nothing new changes nothing. Two at once are safe: one of them starts over. What was
+    pruned from the log is read from ``archive``, the address of an ``ObjectStoreSink``, if there is one. ``probe`` is
+    told of the points between which a crash could fall.
     """
     if max_events < 1:
         raise InvalidInput("max_events", "must be at least 1")
     register(spark)
     home, url = Storage(storage), absolute(url)
-    head = _head(url, namespace)
+    head = _head(url, namespace, archive)
     events = steps = 0
     while True:
         before = _continued(home.current(), head, namespace)
@@ -91,18 +95,18 @@ def bring_up_to_date(
         log(f"reading events {before.watermark + 1} to {upto} of {head.number}")
         step = _Step(spark, home, before, thresholds or Thresholds(), probe)
         try:
-            after = step.run(url, upto)
+            after = step.run(url, archive, upto)
         except UpdateConflict as conflict:
             log(f"{conflict}; starting over from there")
-            head = _head(url, namespace)
+            head = _head(url, namespace, archive)
             continue
         events += upto - before.watermark
         steps += 1
         log(f"published version {after.version}, up to event {after.watermark}")
 
 
-def _head(url: str, namespace: str) -> LogHead:
-    with open_log(url, namespace) as source:
+def _head(url: str, namespace: str, archive: str | None) -> LogHead:
+    with open_archived(url, namespace, archive) as source:
         return source.head()
 
 
@@ -129,10 +133,11 @@ class _Step:
     ) -> None:
         self._spark, self._home, self._before, self._limits, self._probe = spark, home, before, limits, probe
 
-    def run(self, url: str, upto: int) -> Manifest:
+    def run(self, url: str, archive: str | None, upto: int) -> Manifest:
         before = self._before
         events = (
             self._spark.read.format(FORMAT)
+            .options(**({} if archive is None else {"archive": archive}))
             .option("url", url)
             .option("namespace", before.namespace)
             .option("from_sequence", before.watermark + 1)
