@@ -12,7 +12,7 @@ from typing import Any
 
 from pyiceberg.catalog.sql import SqlCatalog
 
-from omnirelay_dagster.iceberg.catalog import _address, location
+from omnirelay_dagster.iceberg.catalog import _address, location, open_catalog
 from tests.iceberg.lake import ASSET, Lake
 
 # a server that has all imported, and never any threads: its children begin at once, and clean
@@ -36,6 +36,7 @@ class SteppingCatalog(SqlCatalog):
 
 
 def stepping_catalog(lake: Lake, step: Callable[[str], None]) -> SteppingCatalog:
+    open_catalog(lake.catalog_url, lake.home / "lake").close()  # which makes its tables, whoever else is at it
     uri = _address(lake.catalog_url).render_as_string(hide_password=False)
     catalog = SteppingCatalog("default", uri=uri, warehouse=location(lake.home / "lake"))
     catalog.step = step  # type: ignore[method-assign]

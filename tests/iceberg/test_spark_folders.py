@@ -48,7 +48,7 @@ def test_what_spark_wrote_is_what_others_read(lake: Lake, spark: SparkSession) -
     assert 0 < report.rewritten < report.files
     wanted: list[Any] = sorted(ROWS * 3, key=lambda row: row[0])
     names = ("id", "name", "amount", "at", "country")
-    assert duck.rows(table, ", ".join(names)) == wanted
+    assert duck.rows(table, ", ".join(f'"{name}"' for name in names)) == wanted
     read = table.scan().to_arrow().sort_by("id").to_pylist()
     assert [tuple(row[name] for name in names) for row in read] == wanted
     assert len(table.scan(row_filter="country == 'DE' and at >= '2026-03-29T01:30:00+00:00'").to_arrow()) == 9
