@@ -15,7 +15,7 @@ from omnirelay_dagster.batch import LeasedBatch, give_up
 from omnirelay_dagster.io_manager import publish_batch
 from omnirelay_dagster.requirements import QueueOp, UsesQueue, using_queue
 from omnirelay_dagster.resource import LeaseQueueResource
-from omnirelay_dagster.spark.job_group import spark_jobs
+from omnirelay_dagster.spark.job_group import spark_jobs, stopped_by_signals
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -232,7 +232,8 @@ def _one_batch(
     leasing: Leasing,
 ) -> Iterator[Any]:
     with batch, _accountable(batch, resource), spark_jobs(batch, _in_reach(context, arguments)):
-        value = _work(batch, body, arguments, leasing)
+        with stopped_by_signals(batch):
+            value = _work(batch, body, arguments, leasing)
         batch.check()
         yield _output(value, batch)
         # Dagster resumes this generator only once the output is stored
@@ -259,9 +260,10 @@ def _drain(
         if batch is None:
             break
         with batch, _accountable(batch, resource), spark_jobs(batch, _in_reach(context, arguments)):
-            value = _work(batch, body, arguments, leasing)
-            batch.check()
-            _publish(context, batch, value)
+            with stopped_by_signals(batch):
+                value = _work(batch, body, arguments, leasing)
+                batch.check()
+                _publish(context, batch, value)
             if not batch.completed:
                 batch.complete()
         batches += 1

@@ -221,6 +221,11 @@ class LeasedBatch:
         self._spark_groups.append(group)
         return group
 
+    def interrupt_spark_groups(self) -> None:
+        """A signal ends the work: have whatever runs for this batch on Spark cancelled. For signal handlers."""
+        for group in self._spark_groups:
+            group.interrupt()
+
     def close_spark_groups(self, error: BaseException | None = None) -> None:
         """Cancel whatever still runs for this batch on Spark, and give the thread back as it was."""
         while self._spark_groups:

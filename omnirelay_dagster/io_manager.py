@@ -32,6 +32,7 @@ from omnirelay_dagster.lease_folders import (
 )
 from omnirelay_dagster.manifest import NothingPublished, Published, manifest_of
 from omnirelay_dagster.resource import LeaseQueueResource
+from omnirelay_dagster.spark.job_group import stopped_by_signals
 from omnirelay_dagster.spark.parquet_output import SparkHandler
 from omnirelay_dagster.spark.schema_drift import EVOLUTIONS
 from omnirelay_dagster.type_handlers import BUILT_IN, Storing, TypeHandler
@@ -86,7 +87,8 @@ class FencedIOManager(dg.ConfigurableIOManager):
             return  # the account of an op that has drained the queue: its batches are published already
         batch = _batch_of(context)
         try:
-            published = self.publish(context, batch, obj)
+            with stopped_by_signals(batch):
+                published = self.publish(context, batch, obj)
         except (LeaseRefused, LeaseLost):
             raise  # who lost a part of the batch has nothing to say about the rest: it is handed back
         except Exception as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from omnirelay_dagster.spark.progress import ConnectProgress, ContextProgress, Progress, Stages
@@ -33,8 +35,11 @@ class Jobs(Protocol):
     def join(self) -> None:
         """What this thread runs from now on is in the group."""
 
-    def leave(self, interrupted: bool) -> None:
+    def leave(self) -> None:
         """What it runs from now on is not."""
+
+    def hang_up(self) -> None:
+        """A call of this thread was interrupted: forget about its answer."""
 
     def cancel(self) -> None:
         """Stop all that runs in the group. From any thread."""
@@ -54,17 +59,17 @@ class ContextJobs:
         self._before = {key: self._context.getLocalProperty(key) for key in _PROPERTIES}
         self._context.setJobGroup(self._name, self._description, interruptOnCancel=True)
 
-    def leave(self, interrupted: bool) -> None:
+    def leave(self) -> None:
         if self._stopped():
             return
-        if interrupted:
-            self._hang_up()
         for key, value in self._before.items():
             self._context.setLocalProperty(key, value)  # type: ignore[arg-type]
 
-    def _hang_up(self) -> None:
-        """Drop this thread's connection to the JVM. An interrupted call has left its answer unread in there, and the
-        next call would take it for its own."""
+    def hang_up(self) -> None:
+        """Drop this thread's connection to the JVM. An interrupted call has left its answer unread in there: the next
+        call would wait for the job to end, and then take the answer for its own."""
+        if self._stopped():
+            return
         client = getattr(self._context._gateway, "_gateway_client", None)
         connection = getattr(client, "get_thread_connection", lambda: None)()
         if connection is not None:
@@ -90,8 +95,10 @@ class ConnectJobs:
     def join(self) -> None:
         self._session.addTag(self._name)
 
-    def leave(self, interrupted: bool) -> None:
+    def leave(self) -> None:
         self._session.removeTag(self._name)
+
+    def hang_up(self) -> None: ...
 
     def cancel(self) -> None:
         self._session.interruptTag(self._name)
@@ -116,6 +123,7 @@ class SparkGroup:
             items = f"{len(batch)} item{'s' if len(batch) != 1 else ''} of {batch.queue.namespace}"
             self._jobs = ContextJobs(session.sparkContext, self.id, f"{items}, lease {batch.id}")
         self._closed = False
+        self._interrupted = False
         self._ending = threading.Event()
         self._wake = threading.Event()
         self._jobs.join()
@@ -128,6 +136,12 @@ class SparkGroup:
 
     def lost(self) -> None:
         """The lease is gone: see to it that nothing runs in the group, now and later. Does not wait."""
+        self._wake.set()
+
+    def interrupt(self) -> None:
+        """A signal ends the work of this thread: see to it that nothing runs in the group. Does not wait."""
+        self._interrupted = True
+        _calmly(self._jobs.hang_up)
         self._wake.set()
 
     def close(self, error: BaseException | None = None) -> None:
@@ -143,7 +157,9 @@ class SparkGroup:
             if stages is not None and stages.tasks:
                 self._batch.say(f"Spark: {stages.summary()} under lease {self._batch.id}")
         _calmly(self._jobs.progress.end)
-        _calmly(lambda: self._jobs.leave(interrupted=error is not None and not isinstance(error, Exception)))
+        if error is not None and not isinstance(error, Exception):
+            _calmly(self._jobs.hang_up)
+        _calmly(self._jobs.leave)
 
     def __enter__(self) -> SparkGroup:
         return self
@@ -152,10 +168,10 @@ class SparkGroup:
         self.close(error)
 
     def _watch(self) -> None:
-        """Follow the stages, and cancel for as long as the lease is lost. All in a thread of its own: the one that
-        works is waiting for Spark, and its connection to the JVM cannot be shared."""
+        """Follow the stages, and cancel for as long as the lease is lost or the work interrupted. All in a thread of its
+        own: the one that works is waiting for Spark, and its connection to the JVM cannot be shared."""
         while not self._ending.is_set():
-            lost = bool(self._batch.lost)
+            lost = self._interrupted or bool(self._batch.lost)
             if lost:
                 self._wake.clear()
                 self.cancel()
@@ -201,4 +217,32 @@ def spark_jobs(batch: LeasedBatch, within_reach: Sequence[Any]) -> Iterator[None
     batch.close_spark_groups()
 
 
-__all__ = ["SparkGroup", "Stages", "group_name", "spark_jobs"]
+@contextmanager
+def stopped_by_signals(batch: LeasedBatch) -> Iterator[None]:
+    """Run a block in which a signal stops the batch's Spark jobs before anything else learns of it.
+
+    Whoever cleans up on the way out may call Spark. On a connection that still waits for the interrupted job, such a
+    call would wait too, and the job that it waits for is the one that should end.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, Any] = {}
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        batch.interrupt_spark_groups()
+        before[number](number, frame)
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        if callable(handler := signal.getsignal(each)):
+            before[each] = handler
+            signal.signal(each, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is stop:
+                signal.signal(number, handler)
+
+
+__all__ = ["SparkGroup", "Stages", "group_name", "spark_jobs", "stopped_by_signals"]

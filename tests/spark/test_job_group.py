@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -252,6 +254,33 @@ def test_an_interrupted_block_cancels_first_and_leaves_the_session_usable(
     assert queue.stats().pending == 1
     assert property_of(spark) is None
     assert spark.range(5).count() == 5
+
+
+def test_a_signal_ends_the_jobs_before_a_body_cleans_up_on_spark(
+    spark: SparkSession, landing: LeaseQueueResource
+) -> None:
+    """What is called on the way out would otherwise wait for the job that should end."""
+    enqueue(landing, "a")
+    seen: dict[str, Any] = {}
+
+    @leased_asset(queue="landing")
+    def bronze(batch: LeasedBatch, pyspark: PySparkResource) -> int:
+        group = group_name("landing", batch.id)
+        threading.Thread(
+            target=lambda: (until(lambda: running(spark, group)), os.kill(os.getpid(), signal.SIGINT))
+        ).start()
+        try:
+            return endless(pyspark.spark_session).count()
+        finally:
+            seen["rows"] = pyspark.spark_session.range(3).count()
+            seen["running"] = running(spark, group)
+
+    before = signal.getsignal(signal.SIGINT)
+    assert not run(bronze, landing, pyspark=PySparkResource(spark_config=CONFIG)).success
+    assert seen == {"rows": 3, "running": False}
+    assert landing.get_queue().stats().pending == 1
+    assert signal.getsignal(signal.SIGINT) is before
+    assert property_of(spark) is None
 
 
 # Progress

@@ -39,9 +39,16 @@ LOCAL = {
 }
 
 
-@pytest.fixture(params=["classic", "connect"])
+ON_CLASSIC, ON_CONNECT = "classic", "connect"
+SELDOM = {
+    kind: pytest.param(kind, marks=pytest.mark.slow)  # the same is killed in another way, or elsewhere, in every run
+    for kind in (ON_CLASSIC, ON_CONNECT)
+}
+
+
+@pytest.fixture
 def fabric(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fabric]:
-    if request.param == "connect":
+    if request.param == ON_CONNECT:
         server: ConnectServer = request.getfixturevalue("server")
         fabric = Fabric(tmp_path, {"spark.remote": server.url})
     else:
@@ -51,6 +58,7 @@ def fabric(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fabric]:
     fabric.close()
 
 
+@pytest.mark.parametrize("fabric", [SELDOM[ON_CLASSIC], ON_CONNECT], indirect=True)
 def test_a_killed_step_publishes_nothing_and_the_next_run_everything(fabric: Fabric) -> None:
     """On Connect its work goes on in the server for a while. Whatever it writes, nobody reads."""
     fabric.hold_back()
@@ -70,6 +78,7 @@ def test_a_killed_step_publishes_nothing_and_the_next_run_everything(fabric: Fab
         assert len(set(applications)) == 1
 
 
+@pytest.mark.parametrize("fabric", [ON_CLASSIC, SELDOM[ON_CONNECT]], indirect=True)
 def test_a_step_outlives_its_killed_run_and_publishes_once(fabric: Fabric) -> None:
     fabric.hold_back()
     run = fabric.start()
@@ -84,6 +93,7 @@ def test_a_step_outlives_its_killed_run_and_publishes_once(fabric: Fabric) -> No
     assert fabric.queue.stats().pending == 0
 
 
+@pytest.mark.parametrize("fabric", [ON_CLASSIC, ON_CONNECT], indirect=True)
 def test_a_terminated_run_stops_its_work_on_the_executors(fabric: Fabric) -> None:
     fabric.hold_back()
     run = fabric.start()
