@@ -168,8 +168,8 @@ class SparkGroup:
         self.close(error)
 
     def _watch(self) -> None:
-        """Follow the stages, and cancel for as long as the lease is lost or the work interrupted. All in a thread of its
-        own: the one that works is waiting for Spark, and its connection to the JVM cannot be shared."""
+        """Follow the stages, and cancel for as long as the lease is lost or the work interrupted. All in a thread of
+        its own: the one that works is waiting for Spark, and its connection to the JVM cannot be shared."""
         while not self._ending.is_set():
             lost = self._interrupted or bool(self._batch.lost)
             if lost:
