@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 from dagster_pyspark import LazyPySparkResource
 from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
@@ -61,7 +62,7 @@ def leased(batch: LeasedBatch, pyspark: LazyPySparkResource) -> DataFrame:
 @dg.asset
 def plain(config: Files, pyspark: LazyPySparkResource) -> None:
     paths = sorted(str(path) for path in Path(config.folder).glob("*.json"))
-    items = pyspark.spark_session.createDataFrame([(path,) for path in paths], "resource_id string")
+    items = pyspark.spark_session.createDataFrame(pa.table({"resource_id": paths}))
     _bronze(items, paths).write.parquet(config.output)
 
 
