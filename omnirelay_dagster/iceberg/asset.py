@@ -69,7 +69,7 @@ def iceberg_table_asset(
     schema: Any = None,
     partition_by: str | Iterable[str] = (),
     evolve: Iterable[str] | bool = (),
-    keep_snapshots: int = 100,
+    keep_snapshots: int = 25,
     batches_per_commit: int = 100,
     tidy_older_than: float | None = 86_400.0,
     group_name: str | None = None,

@@ -93,7 +93,7 @@ class IcebergTable:
         schema: pa.Schema | Schema | None = None,
         partition_by: str | Iterable[str] = (),
         evolve: Iterable[str] | bool = (),
-        keep_snapshots: int = 100,
+        keep_snapshots: int = 25,
         properties: Mapping[str, str] | None = None,
     ) -> None:
         if not isinstance(name, str) or not all(part.strip() for part in name.split(".")) or "." not in name:
