@@ -15,7 +15,7 @@ import pytest
 import yaml
 from dagster.components.testing import create_defs_folder_sandbox
 
-from lease_core import QueueConfig
+from lease_core import LeaseQueue, QueueConfig, WorkItem
 from omnirelay_dagster import LeaseQueueComponent, LeaseQueueResource
 from omnirelay_dagster.component import QueueSettings
 
@@ -111,6 +111,27 @@ def test_dg_scaffolds_a_queue_that_loads_as_it_is(project: Path) -> None:
     assert "queue: landing" in (project / "tiny" / "defs" / "landing" / "defs.yaml").read_text()
     checked = run_dg(project, "check", "defs")
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_dg_launches_a_leased_asset(project: Path) -> None:
+    url = f"sqlite:///{project}/fabric.db"
+    (project / "tiny" / "defs" / "queue.py").write_text(
+        dedent(
+            f"""
+            import dagster as dg
+            from omnirelay_dagster import LeaseQueueResource
+
+            @dg.definitions
+            def queue():
+                return dg.Definitions(resources={{"landing": LeaseQueueResource(url="{url}", namespace="landing")}})
+            """
+        )
+    )
+    with LeaseQueue.open(url, "landing") as queue:
+        queue.enqueue([WorkItem("file", name) for name in "abc"])
+        launched = run_dg(project, "launch", "--assets", "bronze_events")
+        assert launched.returncode == 0, launched.stdout + launched.stderr
+        assert queue.stats().completed == 3
 
 
 @pytest.mark.slow

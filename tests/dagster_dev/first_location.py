@@ -74,13 +74,25 @@ def left(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
     return act(context, batch)
 
 
-QUEUES = ("landing", "storm", "matrix", "retry", "refusal", "wreck", "shared")
+@leased_asset(
+    queue="regions",
+    batch_size=5,
+    by_partition=True,
+    partitions_def=dg.StaticPartitionsDefinition(["north", "south"]),
+    io_manager_key="regions_io",
+)
+def regional(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
+    """Its partitions are backfilled."""
+    return act(context, batch)
+
+
+QUEUES = ("regions", "landing", "storm", "matrix", "retry", "refusal", "wreck", "shared")
 BY_HAND = (troubled, relieved, retried, hopeless, wrecked, overtaken)
 [*_, wreck_silent] = build_run_status_sensors("wreck", report_dead_runs=True, grace_seconds=2, **OFTEN)
 
 defs = dg.Definitions.merge(
     dg.Definitions(
-        assets=[bronze, stormed, left, *BY_HAND],
+        assets=[bronze, stormed, left, regional, *BY_HAND],
         jobs=[dg.define_asset_job(f"{asset.key.path[-1]}_job", [asset]) for asset in BY_HAND],
         sensors=[
             *build_run_status_sensors("matrix", **OFTEN),

@@ -27,6 +27,10 @@ _LOGS = """query ($id: ID!) { logsForRun(runId: $id, limit: 1000) { ... on Event
     message errorChain { error { message } } } } } } } }"""
 _LAUNCH = """mutation ($params: ExecutionParams!) { launchRun(executionParams: $params) { __typename
   ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+_BACKFILL = """mutation ($params: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $params) { __typename
+  ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }"""
+_BACKFILL_STATUS = """query ($id: String!) { partitionBackfillOrError(backfillId: $id) { ... on PartitionBackfill {
+  status } } }"""
 _TERMINATE = """mutation ($id: String!) { terminateRun(runId: $id, terminatePolicy: SAFE_TERMINATE) { __typename } }"""
 
 
@@ -79,6 +83,19 @@ def launch(dev: DagsterDev, job: str) -> str:
     answer = dev.ask(_LAUNCH, params=params)["launchRun"]
     assert answer["__typename"] == "LaunchRunSuccess", answer
     return str(answer["run"]["runId"])
+
+
+def backfill(dev: DagsterDev, asset: str, *partitions: str) -> str:
+    """Backfill partitions of an asset, and wait until that is over; gives how it ended."""
+    params = {"assetSelection": [{"path": [asset]}], "partitionNames": list(partitions)}
+    answer = dev.ask(_BACKFILL, params=params)["launchPartitionBackfill"]
+    assert answer["__typename"] == "LaunchBackfillSuccess", answer
+
+    def state() -> str:
+        return str(dev.ask(_BACKFILL_STATUS, id=answer["backfillId"])["partitionBackfillOrError"]["status"])
+
+    dev.until(lambda: state() not in ("REQUESTED", "CANCELING"))
+    return state()
 
 
 def terminate(dev: DagsterDev, run: str) -> None:
