@@ -46,7 +46,7 @@ $(BENCH_INSTALLED): $(INSTALLED)
 	@rm -f .venv/.bench-installed-*; touch $@
 
 test: $(INSTALLED) ## run the tests (ARGS="-k lease" to choose)
-	$(SPARK) $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(SPARK) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
 
 test-slow: $(INSTALLED) ## the tests that take long
 	$(SPARK) $(BIN)/python -m pytest -m slow $(ARGS)
