@@ -12,6 +12,7 @@ from lease_core.store.base import Store
 
 _REMEDY = "run LeaseQueue.migrate(url), or open with auto_migrate=True"
 _LOCK = 7_166_359_214  # any number: who migrates holds it, so that two never do
+_made_before: dict[str, list[str]] = {}  # how this process made a SQLite schema: the next one comes much sooner
 
 
 def ensure(store: Store, auto: bool) -> None:
@@ -54,14 +55,7 @@ def _read_revision(connection: sa.Connection) -> str | None:
 
 def _upgrade(store: Store) -> None:
     """Run the migrations in one transaction, one process at a time."""
-    from alembic import command  # takes a while to import, and is seldom needed
-    from alembic.config import Config
-    from alembic.util import CommandError
-
     engine = store.engine
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
     lock = "BEGIN EXCLUSIVE" if engine.dialect.name == "sqlite" else f"BEGIN; SELECT pg_advisory_xact_lock({_LOCK})"
     with engine.connect() as connection:
         store.patiently(lambda: connection.exec_driver_sql(lock))
@@ -71,12 +65,42 @@ def _upgrade(store: Store) -> None:
                     f"the database has a queue's tables but no {schema.VERSION_TABLE} to say which version they are: "
                     "restore the whole backup, or drop the omnirelay_ tables to start anew"
                 )
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            if engine.dialect.name == "sqlite" and _is_empty(connection):
+                _make_sqlite(connection)
+            else:
+                _run_migrations(connection)
             connection.exec_driver_sql("COMMIT")
-        except CommandError as error:
-            connection.exec_driver_sql("ROLLBACK")
-            raise SchemaError(f"no migration leads from the database's schema to {schema.REVISION}: {error}") from error
         except BaseException:
             connection.exec_driver_sql("ROLLBACK")
             raise
+
+
+def _run_migrations(connection: sa.Connection) -> None:
+    from alembic import command  # takes a while to import, and is seldom needed
+    from alembic.config import Config
+    from alembic.util import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise SchemaError(f"no migration leads from the database's schema to {schema.REVISION}: {error}") from error
+
+
+def _is_empty(connection: sa.Connection) -> bool:
+    return connection.exec_driver_sql("SELECT 1 FROM sqlite_master").first() is None
+
+
+def _make_sqlite(connection: sa.Connection) -> None:
+    """The migrations on an empty database; after the first in this process, what they led to is made directly."""
+    if schema.REVISION not in _made_before:
+        _run_migrations(connection)
+        made = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
+        stamp = f"INSERT INTO {schema.VERSION_TABLE} (version_num) VALUES ('{schema.REVISION}')"
+        _made_before[schema.REVISION] = [*made.scalars(), stamp]
+        return
+    for statement in _made_before[schema.REVISION]:
+        connection.exec_driver_sql(statement)

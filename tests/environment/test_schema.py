@@ -209,6 +209,20 @@ def test_the_migrations_make_what_create_all_makes(bare_url: str, engine: sa.Eng
     }
 
 
+def test_a_second_database_of_a_process_is_made_like_the_first(tmp_path: Path) -> None:
+    made: list[list[Any]] = []
+    migrate._made_before.clear()
+    for name in ("first", "second"):
+        url = f"sqlite:///{tmp_path / name}.db"
+        LeaseQueue.migrate(url)
+        with sa.create_engine(url).connect() as connection:
+            objects = connection.exec_driver_sql("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY rowid")
+            version = connection.exec_driver_sql(f"SELECT version_num FROM {schema.VERSION_TABLE}")
+            made.append([*objects, *version])
+    assert made[0] == made[1]
+    assert len(made[0]) > 10
+
+
 def described(engine: sa.Engine) -> dict[tuple[str, str], Any]:
     """Everything the database itself knows about the queue's tables: types, keys, defaults, indexes, options."""
     inspector = sa.inspect(engine)
