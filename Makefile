@@ -46,9 +46,7 @@ $(BENCH_INSTALLED): $(INSTALLED)
 	@rm -f .venv/.bench-installed-*; touch $@
 
 test: $(INSTALLED) ## run the tests (ARGS="-k lease" to choose)
-	@# kills and clocks share two cores with the other file: what fails beside it must pass alone, or the run fails
-	@$(SPARK) { $(BIN)/python -m pytest -n 2 --dist loadfile --durations=15 $(ARGS) \
-		|| { echo "AGAIN, ALONE: what failed above"; $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS); }; }
+	$(SPARK) $(BIN)/python -m pytest -n 3 --durations=15 $(ARGS)
 
 test-slow: $(INSTALLED) ## the tests that take long
 	$(SPARK) $(BIN)/python -m pytest -m slow $(ARGS)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.company import CompanyScheduling, arrange
 from tests.servers.postgres import PostgresEndpoint, PostgresServer, PostgresUnavailable
 
 ROOT = Path(__file__).parent.parent
@@ -76,6 +78,29 @@ def local_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         session = builder.getOrCreate()
     yield session
     session.stop()
+
+
+@contextmanager
+def settings(session: Any, wanted: Mapping[str, str]) -> Iterator[Any]:
+    """The session with settings of SQL that are as they were afterwards: others use it too."""
+    before = {key: session.conf.get(key, None) for key in wanted}
+    for key, value in wanted.items():
+        session.conf.set(key, value)
+    try:
+        yield session
+    finally:
+        for key, value in before.items():
+            session.conf.unset(key) if value is None else session.conf.set(key, value)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    arrange(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> CompanyScheduling:
+    config.option.loadscopereorder = False  # the order is arranged
+    return CompanyScheduling(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

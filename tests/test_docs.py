@@ -23,8 +23,12 @@ def blocks(page: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.chdir(tmp_path)
+    if "pyspark" in page.read_text():  # the page finds a session that is running, and small
+        request.getfixturevalue("local_spark")
     names: dict[str, object] = {"__name__": "__page__"}
     for line, code in blocks(page):
         exec(compile("\n" * line + code, str(page), "exec", dont_inherit=True), names)

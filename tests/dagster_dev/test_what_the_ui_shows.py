@@ -11,7 +11,10 @@ from tests.dagster_dev.staged_work import give_cue, item
 NUMBERS = {"depth", "active", "delayed", "dead", "oldest_age_seconds", "throughput_per_minute", "lag"}
 CHECKS = {"no_expired_leases", "dead_letters_empty", "backpressure_clear", "replication_lag", "peers_healthy"}
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [
+    pytest.mark.parametrize("fabric", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)], indirect=True),
+    pytest.mark.timeout(900),
+]
 
 
 def test_a_queue_is_drained_and_all_of_it_can_be_seen(fabric: Fabric) -> None:

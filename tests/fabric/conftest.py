@@ -1,4 +1,4 @@
-"""The demo fabric in a folder of its own, on one small Spark session for each module."""
+"""The demo fabric in a folder of its own, on one small Spark session."""
 
 from __future__ import annotations
 
@@ -10,22 +10,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from definitions.fabric import SPARK
-from omnirelay_dagster.doctor import prepare_environment
+from tests.conftest import settings
 from tests.fabric.driving import Driver
 
 
 @pytest.fixture(scope="module", autouse=True)
-def spark() -> Iterator[SparkSession]:
-    """The session that the fabric's runs find in this process; one that others started is left to them."""
-    prepare_environment()
-    before = SparkSession.getActiveSession()
-    builder = SparkSession.builder
-    for key, value in SPARK.items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate() if before is None else before
-    yield session
-    if before is None:
-        session.stop()
+def spark(local_spark: SparkSession) -> Iterator[SparkSession]:
+    """The session that the fabric's runs find in this process, with what the fabric says about SQL."""
+    with settings(local_spark, {key: SPARK[key] for key in SPARK if key.startswith("spark.sql.")}) as session:
+        yield session
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conftest import settings
 from tests.iceberg import duck
 from tests.iceberg.lake import ASSET, Lake
 
@@ -21,21 +23,21 @@ COLUMNS = "id long, name string, amount decimal(12, 2), at timestamp, country st
 
 
 @pytest.fixture(scope="module")
-def spark(local_spark: SparkSession) -> SparkSession:
-    local_spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
-    return local_spark
+def spark(local_spark: SparkSession) -> Iterator[SparkSession]:
+    with settings(local_spark, {"spark.sql.session.timeZone": "Europe/Berlin"}) as session:
+        yield session
 
 
 def test_what_spark_wrote_is_what_others_read(lake: Lake, spark: SparkSession) -> None:
     frame = spark.createDataFrame(ROWS, COLUMNS).repartition(2)
 
     def int96(folder: Path) -> None:
-        spark.conf.set("spark.sql.parquet.outputTimestampType", "INT96")
-        frame.write.parquet(f"file://{folder}")
+        with settings(spark, {"spark.sql.parquet.outputTimestampType": "INT96"}):
+            frame.write.parquet(f"file://{folder}")
 
     def micros(folder: Path) -> None:
-        spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-        frame.write.parquet(f"file://{folder}")
+        with settings(spark, {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}):
+            frame.write.parquet(f"file://{folder}")
 
     def by_country(folder: Path) -> None:
         frame.write.partitionBy("country").parquet(f"file://{folder}")

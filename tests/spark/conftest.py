@@ -10,12 +10,13 @@ from pyspark.sql import SparkSession
 
 from omnirelay_dagster.io_manager import FencedIOManager
 from omnirelay_dagster.resource import LeaseQueueResource
+from tests.conftest import settings
 
 
 @pytest.fixture(scope="module")
-def spark(local_spark: SparkSession) -> SparkSession:
-    local_spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
-    return local_spark
+def spark(local_spark: SparkSession) -> Iterator[SparkSession]:
+    with settings(local_spark, {"spark.sql.session.timeZone": "Europe/Berlin"}) as session:
+        yield session
 
 
 @pytest.fixture

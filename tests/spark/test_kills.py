@@ -78,7 +78,7 @@ def test_a_killed_step_publishes_nothing_and_the_next_run_everything(fabric: Fab
         assert len(set(applications)) == 1
 
 
-@pytest.mark.parametrize("fabric", [ON_CLASSIC, SELDOM[ON_CONNECT]], indirect=True)
+@pytest.mark.parametrize("fabric", [SELDOM[ON_CLASSIC], SELDOM[ON_CONNECT]], indirect=True)
 def test_a_step_outlives_its_killed_run_and_publishes_once(fabric: Fabric) -> None:
     fabric.hold_back()
     run = fabric.start()

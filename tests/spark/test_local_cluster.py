@@ -34,20 +34,10 @@ def fabric(tmp_path: Path) -> Iterator[Fabric]:
     fabric.close()
 
 
-def test_a_killed_executor_costs_nothing_and_a_killed_step_takes_its_executors_along(fabric: Fabric) -> None:
+def test_a_killed_executor_costs_nothing(fabric: Fabric) -> None:
     fabric.hold_back()
-    killed = fabric.start()
-    tasks = len(fabric.wait_for_tasks())
-    step = fabric.step()
-    until(lambda: len(executors(step)) == 2)
-    orphans = executors(step)
-    os.kill(step, signal.SIGKILL)
-    assert not fabric.ended_well(killed)
-    until(lambda: not any(orphan.is_running() and orphan.status() != psutil.STATUS_ZOMBIE for orphan in orphans))
-    until(lambda: fabric.queue.sweep().expired == fabric.items)
-
     run = fabric.start("work_and_commit")
-    fabric.wait_for_tasks(more_than=tasks)
+    fabric.wait_for_tasks()
     until(lambda: executors(fabric.step()))
     os.kill(executors(fabric.step())[0].pid, signal.SIGKILL)
     fabric.let_go()
@@ -56,5 +46,23 @@ def test_a_killed_executor_costs_nothing_and_a_killed_step_takes_its_executors_a
     committed = fabric.table().load().current_snapshot()
     assert fabric.committed() == fabric.expected(), "the run has committed what it published"
     assert fabric.table().load().current_snapshot() == committed, "and there was nothing more to commit"
-    assert {status.attempt for status in fabric.queue.inspect(range(1, fabric.items + 1))} == {2}
+    assert {status.attempt for status in fabric.queue.inspect(range(1, fabric.items + 1))} == {1}
     assert "Spark: " in fabric.log()
+
+
+@pytest.mark.slow  # a step is killed on Spark Connect in every run, and its executors there are others' too
+def test_a_killed_step_takes_its_executors_along(fabric: Fabric) -> None:
+    fabric.hold_back()
+    killed = fabric.start()
+    fabric.wait_for_tasks()
+    step = fabric.step()
+    until(lambda: len(executors(step)) == 2)
+    orphans = executors(step)
+    os.kill(step, signal.SIGKILL)
+    assert not fabric.ended_well(killed)
+    until(lambda: not any(orphan.is_running() and orphan.status() != psutil.STATUS_ZOMBIE for orphan in orphans))
+    until(lambda: fabric.queue.sweep().expired == fabric.items)
+    fabric.let_go()
+    assert fabric.ended_well(fabric.start()), fabric.log()
+    assert fabric.published() == fabric.committed() == fabric.expected()
+    assert {status.attempt for status in fabric.queue.inspect(range(1, fabric.items + 1))} == {2}

@@ -11,15 +11,16 @@ import pytest
 
 from lease_core import LeaseQueue, QueueConfig
 from tests.conformance.clock import FakeClock
+from tests.conftest import settings
 
 
 @pytest.fixture(scope="module")
-def spark(local_spark: Any) -> Any:
+def spark(local_spark: Any) -> Iterator[Any]:
     from omnirelay_dagster.spark.log_source import register
 
-    local_spark.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
-    register(local_spark, pushdown=True)
-    return local_spark
+    with settings(local_spark, {"spark.sql.session.timeZone": "Pacific/Auckland"}) as session:
+        register(session, pushdown=True)
+        yield session
 
 
 Open = Callable[..., LeaseQueue]
