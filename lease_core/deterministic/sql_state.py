@@ -7,14 +7,10 @@ in the transaction that checks the token.
 from __future__ import annotations
 
 import os
-import random
 import sqlite3
 import threading
-import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,6 +18,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 from sqlalchemy.pool import StaticPool
 
+from lease_core import database_url, sqlite_file
 from lease_core.deterministic.state import Fence, StateStore
 from lease_core.errors import (
     InvalidInput,
@@ -56,14 +53,9 @@ class SqlStateStore(StateStore):
     """For whatever shares the database. ``within(connection)`` writes inside of a transaction of the caller's."""
 
     def __init__(self, url: str | sa.URL, timeout: float = 10.0) -> None:
-        try:
-            self.url = sa.make_url(url)
-        except (sa.exc.ArgumentError, ValueError):
-            raise InvalidInput(
-                "url", "is not a database URL; use sqlite:///path or postgresql://user@host/db"
-            ) from None
+        self.url = database_url.parsed(url)
         self._sqlite = self.url.get_backend_name() == "sqlite"
-        self._in_memory = self._sqlite and self.url.database in (None, "", ":memory:")
+        self._in_memory = self._sqlite and sqlite_file.in_memory(self.url)
         self.mutex: Any = threading.RLock() if self._sqlite else nullcontext()
         self._pid = os.getpid()
         self.engine = self._sqlite_engine(timeout) if self._sqlite else self._postgres_engine(timeout)
@@ -75,20 +67,16 @@ class SqlStateStore(StateStore):
             raise
 
     def __repr__(self) -> str:
-        secret = {name: "***" for name in self.url.query if "pass" in name}
-        return f"SqlStateStore({self.url.update_query_dict(secret).render_as_string(hide_password=True)!r})"
+        return f"SqlStateStore({database_url.shown(self.url)!r})"
 
     def _sqlite_engine(self, timeout: float) -> sa.Engine:
         """One connection, used by one thread at a time: SQLite has one writer anyway."""
-        if not self._in_memory and not str(self.url.database).startswith("file:"):
-            folder = Path(str(self.url.database)).absolute().parent
-            if not folder.is_dir():
-                raise StoreUnavailable(f"url: the directory {folder} does not exist; create it, or change the path")
+        sqlite_file.check_folder(self.url)
         settings = {"check_same_thread": False, "timeout": timeout, "isolation_level": None}
         engine = sa.create_engine(self.url, poolclass=StaticPool, connect_args=settings)
         sa.event.listen(engine, "connect", lambda connection, _: _prepare_sqlite(connection, self._in_memory, timeout))
         if not self._in_memory:
-            _forkable.add(self)
+            sqlite_file.let_go_before_forks(self)
         return engine
 
     def _postgres_engine(self, timeout: float) -> sa.Engine:
@@ -175,6 +163,10 @@ class SqlStateStore(StateStore):
         with self._transaction() as connection:
             return connection.execute(sa.delete(values).where(values.c.key == key)).rowcount == 1
 
+    def let_go(self) -> None:
+        """Close the connection; called with the mutex held. The next use opens another."""
+        self.engine.dispose()
+
     def close(self) -> None:
         self.engine.dispose(close=os.getpid() == self._pid)
 
@@ -230,17 +222,8 @@ def _select(connection: sa.Connection, key: str) -> bytes | None:
 
 def _prepare_sqlite(connection: sqlite3.Connection, in_memory: bool, timeout: float) -> None:
     connection.execute("PRAGMA synchronous = FULL")
-    deadline = time.monotonic() + timeout
-    while not in_memory and connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            code = error.sqlite_errorcode & 0xFF
-            if code == _READONLY:  # a read-only file is read as it is
-                return
-            if code not in _BUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(random.uniform(0.001, 0.01))  # SQLite does not wait by itself for others who do the same
+    if not in_memory:
+        sqlite_file.patiently(lambda: sqlite_file.write_ahead(connection), timeout)
 
 
 def _prepare_postgres(connection: Any, settings: str) -> None:
@@ -270,28 +253,3 @@ def _translation(error: sa.exc.DBAPIError) -> LeaseError:
     if isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError):
         return StoreUnavailable(f"the database cannot be used ({cause}); repeat the call when it is back")
     return StoreError(f"the database refused a statement: {cause}")
-
-
-_forkable: weakref.WeakSet[SqlStateStore] = weakref.WeakSet()
-_held: list[SqlStateStore] = []
-
-
-def _before_fork() -> None:
-    """Close every handle on a SQLite file: a child that inherits one believes in locks that only its parent has."""
-    for store in list(_forkable):
-        store.mutex.acquire()
-        _held.append(store)
-        store.engine.dispose()
-
-
-def _after_fork_in_parent() -> None:
-    while _held:
-        _held.pop().mutex.release()
-
-
-def _after_fork_in_child() -> None:
-    while _held:
-        _held.pop().mutex = threading.RLock()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

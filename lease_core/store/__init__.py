@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from lease_core import database_url
 from lease_core.config import QueueConfig
+from lease_core.database_url import shown as shown
 from lease_core.errors import InvalidInput, StoreUnavailable
 from lease_core.store.base import Clock, Store
 
@@ -13,21 +15,12 @@ _POSTGRES = ("postgresql", "postgresql+psycopg", "postgres")
 
 def parse(url: str | sa.URL) -> sa.URL:
     """The URL, if it names a database that can hold a queue."""
-    try:
-        parsed = sa.make_url(url)
-    except (sa.exc.ArgumentError, ValueError):
-        raise InvalidInput("url", "is not a database URL; use sqlite:///path or postgresql://user@host/db") from None
+    parsed = database_url.parsed(url)
     if parsed.drivername not in ("sqlite", "sqlite+pysqlite", *_POSTGRES):
         raise InvalidInput(
             "url", f"{parsed.drivername} is not supported; use sqlite:///path or postgresql://user@host/db"
         )
     return parsed
-
-
-def shown(url: sa.URL) -> str:
-    """The URL for people and logs, without its secrets."""
-    secret = {name: "***" for name in url.query if "pass" in name}
-    return url.update_query_dict(secret).render_as_string(hide_password=True)
 
 
 def open_store(url: str | sa.URL, config: QueueConfig, clock: Clock | None) -> Store:

@@ -6,21 +6,18 @@ built-in waiting backs off to a tenth of a second while the file is free. Thread
 
 from __future__ import annotations
 
-import os
-import random
 import sqlite3
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 
+from lease_core import sqlite_file
 from lease_core.config import QueueConfig
 from lease_core.errors import (
     InvalidInput,
@@ -51,20 +48,13 @@ class SqliteStore(Store):
     registers_waiters = False
 
     def __init__(self, url: sa.URL, config: QueueConfig, clock: Clock | None) -> None:
-        self.in_memory = url.database in (None, "", ":memory:")
+        self.in_memory = sqlite_file.in_memory(url)
         self.mutex = threading.RLock()
-        self._check_directory(url)
+        sqlite_file.check_folder(url)
         super().__init__(url, config, clock)
         self._bell: MemoryBell | FileBell = MemoryBell() if self.in_memory else FileBell(self)
         if not self.in_memory:
-            _forkable.add(self)
-
-    def _check_directory(self, url: sa.URL) -> None:
-        if self.in_memory or str(url.database).startswith("file:"):
-            return
-        directory = Path(str(url.database)).absolute().parent
-        if not directory.is_dir():
-            raise StoreUnavailable(f"url: the directory {directory} does not exist; create it, or change the path")
+            sqlite_file.let_go_before_forks(self)
 
     def _engine(self) -> sa.Engine:
         settings: dict[str, Any] = {"check_same_thread": False, "timeout": 0, "isolation_level": None}
@@ -81,7 +71,7 @@ class SqliteStore(Store):
         level = "FULL" if self.config.durability == "full" else "NORMAL"
         self.patiently(lambda: connection.execute(f"PRAGMA synchronous = {level}"))
         if not self.in_memory:
-            self.patiently(lambda: _write_ahead(connection))
+            self.patiently(lambda: sqlite_file.write_ahead(connection))
 
     def translated(self, error: Exception) -> LeaseError:
         return translated(error)
@@ -121,20 +111,7 @@ class SqliteStore(Store):
 
     def patiently(self, act: Callable[[], T]) -> T:
         """Do ``act`` as soon as no other process is in the way, for as long as the configuration allows."""
-        deadline = None
-        pause = 0.0003
-        while True:
-            try:
-                return act()
-            except (sqlite3.OperationalError, sa.exc.OperationalError) as error:
-                if not _is_busy(error):
-                    raise
-                moment = time.monotonic()
-                deadline = deadline or moment + self.config.store_timeout
-                if moment > deadline:
-                    raise
-            time.sleep(random.uniform(pause / 2, pause))
-            pause = min(pause * 1.3, 0.005)
+        return sqlite_file.patiently(act, self.config.store_timeout)
 
     def bell(self, ns: int) -> Bell:
         return self._bell
@@ -145,6 +122,8 @@ class SqliteStore(Store):
 
     def let_go(self) -> None:
         """Close all idle connections; to be called with the mutex held, when there are no others."""
+        if self.closed:
+            return
         self._bell.close()
         self._put_down()
         self.engine.dispose()
@@ -168,20 +147,6 @@ def _read(connection: Any, queries: Sequence[Query]) -> list[list[Row]]:
         return [connection.execute(*query).fetchall() for query in queries]
     finally:
         connection.rollback()
-
-
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:  # a read-only file is read as it is
-                raise
-
-
-def _is_busy(error: Exception) -> bool:
-    cause: Any = error.orig if isinstance(error, sa.exc.DBAPIError) else error
-    return getattr(cause, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 class SqliteTransaction(Transaction):
@@ -362,33 +327,6 @@ class FileBell:
             if self._pooled is not None:
                 self._pooled.close()
                 self._pooled = None
-
-
-_forkable: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
-_held: list[SqliteStore] = []
-
-
-def _before_fork() -> None:
-    """Close every handle on a file. SQLite keeps its locks by process: a child that inherits an open handle believes
-    in locks that only the parent has, and can lose what it writes. Both sides open new ones when they need them."""
-    for store in list(_forkable):
-        store.mutex.acquire()
-        _held.append(store)
-        if not store.closed:
-            store.let_go()
-
-
-def _after_fork_in_parent() -> None:
-    while _held:
-        _held.pop().mutex.release()
-
-
-def _after_fork_in_child() -> None:
-    while _held:
-        _held.pop().mutex = threading.RLock()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 def translated(error: Exception) -> LeaseError:

@@ -137,6 +137,13 @@ def _fork_and_add(url: str, key: str) -> tuple[Any, Any]:
         return store.get(key), store.add(key, "parent").value
 
 
+def test_a_database_without_write_ahead_logging_is_used_as_it_is() -> None:
+    """Memory that connections share has a journal mode of its own, and SQLite says nothing when asked for another."""
+    with StateStore.open("sqlite:///file:shared?mode=memory&cache=shared&uri=true") as store:
+        store.put("a", 1)
+        assert store.get("a") == 1
+
+
 def test_memory_does_not_follow_a_fork() -> None:
     assert apart(_fork_in_memory) == QueueClosed.code
 
