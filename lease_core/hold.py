@@ -27,7 +27,10 @@ class Heartbeats(Protocol):
 
 
 class AskedAt:
-    """When this process asked for its latest leases, by its monotonic clock: a lease is never older than that."""
+    """When this process asked for its latest leases, by its monotonic clock: a lease is never older than that.
+
+    Threads share it, without a lock that a forked child could inherit locked.
+    """
 
     def __init__(self, keep: int = 4_096) -> None:
         self._keep = keep
@@ -35,8 +38,9 @@ class AskedAt:
 
     def remember(self, lease_id: str, moment: float) -> None:
         self._moments[lease_id] = moment
-        while len(self._moments) > self._keep:
-            self._moments.pop(next(iter(self._moments)), None)
+        if len(self._moments) > 2 * self._keep:
+            for oldest in list(self._moments)[: -self._keep]:  # a copy, for other threads add to it meanwhile
+                self._moments.pop(oldest, None)
 
     def of(self, lease_id: str) -> float:
         """The moment, or minus infinity for a lease that this queue object did not ask for."""

@@ -81,7 +81,7 @@ class LeaseQueue:
         self._forget_at = time.monotonic() + _FORGET_EVERY
         self._forgetting = threading.Lock()
         self._asked_at = AskedAt()
-        self._holds: weakref.WeakSet[Hold] = weakref.WeakSet()
+        self._holds: weakref.WeakValueDictionary[int, Hold] = weakref.WeakValueDictionary()
         self._origin = recording.Origin(store, ns, queue_id, effects)
 
     # Opening
@@ -285,7 +285,7 @@ class LeaseQueue:
     def hold(self, leases: Lease | Sequence[Lease], on_lost: Callable[[tuple[Lease, ...]], None] | None = None) -> Hold:
         """A context manager that keeps leases alive from a thread and knows when they can't be trusted any more."""
         hold = Hold(self, leases, on_lost, self._asked_at)
-        self._holds.add(hold)
+        self._holds[id(hold)] = hold
         return hold
 
     def heartbeat(self, tokens: Tokens, *, duration: float | None = None, principal: str | None = None) -> AckResult:
@@ -383,9 +383,13 @@ class LeaseQueue:
         return once() if heartbeat else self._end(tokens, once)
 
     def _end(self, tokens: list[LeaseToken], act: Callable[[], AckResult]) -> AckResult:
-        """End leases, and let those who hold them here know that it is meant."""
+        """End leases, and let those who hold them here know that it is meant.
+
+        They are listed by their references, which is one step: other threads may begin to hold some meanwhile.
+        """
         with ExitStack() as stack:
-            ended = [stack.enter_context(hold.ending(tokens)) for hold in list(self._holds)]
+            holds = [hold for known in self._holds.valuerefs() if (hold := known()) is not None]
+            ended = [stack.enter_context(hold.ending(tokens)) for hold in holds]
             outcome = act()
             for accepted in ended:
                 accepted.extend(outcome.accepted)

@@ -77,6 +77,7 @@ class HasFile(Protocol):
 
 
 _open: weakref.WeakSet[HasFile] = weakref.WeakSet()
+_opening = threading.RLock()  # held by who adds to those, and while the process forks
 _held: list[HasFile] = []
 
 
@@ -86,22 +87,34 @@ def let_go_before_forks(owner: HasFile) -> None:
     SQLite keeps its locks by process: a child that inherits an open handle believes in locks that only the parent has,
     and can lose what it writes. Both sides open new ones when they need them.
     """
-    _open.add(owner)
+    with _opening:
+        _open.add(owner)
 
 
 def _before_fork() -> None:
-    for owner in list(_open):
-        owner.mutex.acquire()
-        _held.append(owner)
-        owner.let_go()
+    """Wait for one owner after the other, letting others open more meanwhile: who does may hold a mutex waited for."""
+    while True:
+        _opening.acquire()
+        held = set(map(id, _held))
+        more = [owner for owner in _open if id(owner) not in held]
+        if not more:
+            return  # from here on nobody opens a file until the fork is done
+        _opening.release()
+        for owner in more:
+            owner.mutex.acquire()
+            _held.append(owner)
+            owner.let_go()
 
 
 def _after_fork_in_parent() -> None:
+    _opening.release()
     while _held:
         _held.pop().mutex.release()
 
 
 def _after_fork_in_child() -> None:
+    global _opening
+    _opening = threading.RLock()
     while _held:
         _held.pop().mutex = threading.RLock()
 

@@ -8,15 +8,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from lease_core import LeaseQueue, QueueConfig, WorkItem
+from lease_core import Lease, LeaseQueue, QueueConfig, WorkItem, sqlite_file
 from lease_core.errors import QueueClosed
+from lease_core.hold import AskedAt, Hold
 from tests.kills import audit
 from tests.kills.forks import apart
 
@@ -92,6 +94,45 @@ def threads_at_work(queue: LeaseQueue, threads: int, each: int, prefix: str = ""
     while leases := queue.lease("main", limit=100):
         done.extend(token.sequence_id for token in queue.complete(leases).raise_if_refused())
     return done
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads take turns as often as they can, so that a race that is there shows."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("switching")
+def test_threads_hold_leases_while_others_end_theirs() -> None:
+    stop = threading.Event()
+
+    def hold_again_and_again(lease: Lease) -> None:
+        recent = deque[Hold](maxlen=300)
+        while not stop.is_set():
+            recent.append(queue.hold(lease))
+
+    with LeaseQueue.open("sqlite://") as queue, ThreadPoolExecutor(1) as pool:
+        queue.enqueue(work(150))
+        kept, *ended = queue.lease("worker", limit=150)
+        holding = pool.submit(hold_again_and_again, kept)
+        try:
+            for lease in ended:
+                queue.complete(lease).raise_if_refused()
+        finally:
+            stop.set()
+        holding.result()
+
+
+@pytest.mark.usefixtures("switching")
+def test_threads_remember_when_they_asked() -> None:
+    asked = AskedAt(keep=4)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: [asked.remember(f"{n}/{each}", each) for each in range(40_000)], range(4)))
+    asked.remember("last", 1.0)
+    assert asked.of("last") == 1.0
 
 
 # Forks. Each of these runs in a clean process of its own: pytest has threads, and a fork of it proves little.
@@ -241,6 +282,34 @@ def _fork_before_a_change(url: str) -> None:
 
 def test_a_fork_loses_no_wake_up(url: str) -> None:
     apart(_fork_before_a_change, url)
+
+
+class Owner:
+    """Has a file open, as far as a fork is concerned."""
+
+    def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self.mutex = threading.RLock()
+        self.open = True
+        self._meanwhile = meanwhile
+        sqlite_file.let_go_before_forks(self)
+
+    def let_go(self) -> None:
+        self.open = False
+        another = threading.Thread(target=self._meanwhile)
+        another.start()
+        another.join()
+
+
+def _fork_while_another_opens() -> None:
+    late: list[Owner] = []
+    first = Owner(meanwhile=lambda: late.append(Owner()))
+    fork(lambda: None)()
+    assert (first.open, late[0].open) == (False, False)
+
+
+def test_a_fork_does_not_miss_a_file_that_is_opened_just_before_it() -> None:
+    """A handle that the child inherits makes it believe in locks that only its parent has."""
+    apart(_fork_while_another_opens)
 
 
 def _fork_twice(url: str) -> None:
