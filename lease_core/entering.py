@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from lease_core import payload
-from lease_core.errors import InvalidInput
+from lease_core.errors import BackpressureActive, InvalidInput, QueueFull
 from lease_core.log import Entry, raw
 from lease_core.machine import Ended, Moved, Restore, Span, State, decide, replace
 from lease_core.model import ErrorRecord, EventType, PendingItem, Receipt, WorkItem, to_datetime, to_micros
@@ -26,6 +26,18 @@ class NoRoom(Exception):
         self.pending = pending
         self.limit = limit
         self.full = full
+
+    def told(self) -> BackpressureActive:
+        """The same for the caller, with what to do about it."""
+        if self.full:
+            return QueueFull(
+                f"{self.pending} items are pending and the capacity is {self.limit}. Nothing was enqueued; "
+                "try again later, or pass wait="
+            )
+        return BackpressureActive(
+            f"{self.pending} items are pending; the queue takes more once there are {self.limit} or fewer. "
+            "Nothing was enqueued; try again later, or pass wait="
+        )
 
 
 def by_request_id(unit: Unit, request_ids: list[str]) -> list[Query]:

@@ -13,17 +13,11 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from lease_core import acking, entering, granting, leaving, limits, payload, reading, recording, retention
+from lease_core import acking, entering, granting, leaving, limits, payload, reading, recording, retention, waiting
 from lease_core import namespace as namespaces
 from lease_core.config import QueueConfig
 from lease_core.deterministic.state import StateStore
-from lease_core.errors import (
-    BackpressureActive,
-    InvalidInput,
-    LeaseError,
-    QueueFull,
-    describe,
-)
+from lease_core.errors import InvalidInput, LeaseError, describe
 from lease_core.hold import AskedAt, Hold
 from lease_core.machine import Complete, Fail, Heartbeat, Release, Retry, State
 from lease_core.model import (
@@ -170,32 +164,9 @@ class LeaseQueue:
                 raise InvalidInput("wait", "cannot be used with connection: it would hold your transaction open")
             return self._enqueue_joined(listed, connection, peer_id, principal)
         prepared = [payload.prepare(item) for item in listed]
-        deadline = time.monotonic() + patience
-        bell = self._store.bell(self._ns) if patience else None
-        while True:
-            mark = bell.listen() if bell else None
-            until = max(0.0, deadline - time.monotonic())
-            found = self._enqueue_once(prepared, peer_id, principal, until)
-            if isinstance(found, list):
-                return found
-            if bell is None or time.monotonic() >= deadline:
-                raise _no_room(found)
-            bell.wait(mark, deadline - time.monotonic())
-
-    def _enqueue_once(
-        self, items: list[payload.Prepared], peer: str | None, principal: str | None, wait: float
-    ) -> list[Receipt] | entering.NoRoom:
-        def work(unit: Unit) -> list[Receipt] | entering.NoRoom:
-            try:
-                return entering.enqueue(unit, items, peer, principal)
-            except entering.NoRoom as refused:
-                until = unit.now + round(wait * 1_000_000)
-                if wait and self._store.registers_waiters and unit.head.enqueue_wait_until < until:
-                    unit.head.enqueue_wait_until = until
-                    unit.touch_head()
-                return refused
-
-        return self._run(work)
+        return waiting.for_room(
+            self._store, self._ns, patience, lambda unit: entering.enqueue(unit, prepared, peer_id, principal)
+        )
 
     def _enqueue_joined(
         self, items: list[WorkItem], connection: Any, peer: str | None, principal: str | None
@@ -213,7 +184,7 @@ class LeaseQueue:
             try:
                 receipts = entering.enqueue(unit, [payload.prepare(item) for item in items], peer, principal)
             except entering.NoRoom as refused:
-                raise _no_room(refused) from None
+                raise refused.told() from None
             unit.flush()
             transaction.commit()
             return receipts
@@ -256,31 +227,19 @@ class LeaseQueue:
         if not lasting:
             raise InvalidInput("duration", "must be above 0")
         patience = 0.0 if wait is None else limits.seconds("wait", wait) / 1_000_000
-        deadline = time.monotonic() + patience
-        bell = self._store.bell(self._ns) if patience else None
-        while True:
-            mark = bell.listen() if bell else None
-            asked_at = time.monotonic()
-            left = max(0.0, deadline - asked_at)
-            due = self._grant_once(peer_id, limit, lasting, principal, round(left * 1_000_000), partition_key)
-            if due.look_again:
-                continue
-            if due.granted or bell is None or left <= 0:
-                origin = self._origin
-                leases = [lease.come_from(origin) for granted in due.granted for lease in granting.leases(granted)]
-                if leases:
-                    self._asked_at.remember(leases[0].token.lease_id, asked_at)
-                self._forget_sometimes()
-                return leases
-            pause = left if due.next_at is None else min(left, max(0.0, (due.next_at - due.now) / 1_000_000))
-            bell.wait(mark, pause)
-
-    def _grant_once(
-        self, peer: str, limit: int, duration: int, principal: str | None, wait: int, partition_key: str | None
-    ) -> granting.Due:
-        return self._run(
-            lambda unit: granting.grant(unit, peer, limit, duration, self._retry, principal, wait, partition_key)
+        due, asked_at = waiting.for_work(
+            self._store,
+            self._ns,
+            patience,
+            lambda unit, left: granting.grant(
+                unit, peer_id, limit, lasting, self._retry, principal, left, partition_key
+            ),
         )
+        leases = [lease.come_from(self._origin) for granted in due.granted for lease in granting.leases(granted)]
+        if leases:
+            self._asked_at.remember(leases[0].token.lease_id, asked_at)
+        self._forget_sometimes()
+        return leases
 
     def hold(self, leases: Lease | Sequence[Lease], on_lost: Callable[[tuple[Lease, ...]], None] | None = None) -> Hold:
         """A context manager that keeps leases alive from a thread and knows when they can't be trusted any more."""
@@ -536,9 +495,7 @@ class LeaseQueue:
             return
         try:
             self._forget_at = time.monotonic() + _FORGET_EVERY
-            with suppress(
-                LeaseError
-            ):  # the leases are granted: trouble with the upkeep must not keep them from the caller
+            with suppress(LeaseError):  # trouble with the upkeep must not keep granted leases from the caller
                 self._forget_finished(steps=10)
         finally:
             self._forgetting.release()
@@ -594,18 +551,6 @@ class LeaseQueue:
     def _keep(self, work: Callable[[Unit], T]) -> T:
         """The same for what changes no item, which a sealed copy does, too."""
         return run(self._store, self._ns, work, SealedUnit)
-
-
-def _no_room(refused: entering.NoRoom) -> BackpressureActive:
-    if refused.full:
-        return QueueFull(
-            f"{refused.pending} items are pending and the capacity is {refused.limit}. Nothing was enqueued; "
-            "try again later, or pass wait="
-        )
-    return BackpressureActive(
-        f"{refused.pending} items are pending; the queue takes more once there are {refused.limit} or fewer. "
-        "Nothing was enqueued; try again later, or pass wait="
-    )
 
 
 def _not_negative(where: str, value: int) -> None:
