@@ -156,17 +156,21 @@ class Hold:
         if not tokens:
             return
         sent = time.monotonic()
-        try:
-            result = self._queue.heartbeat(tokens, duration=self._duration)
-        except LeaseError as error:
-            self.last_error = error  # the next beat may get through; trust runs out by itself if none does
-            return
-        if result.accepted:
+        most = self._queue.config.max_batch
+        accepted = False
+        for at in range(0, len(tokens), most):
+            try:
+                result = self._queue.heartbeat(tokens[at : at + most], duration=self._duration)
+            except LeaseError as error:
+                self.last_error = error  # the next beat may get through; trust runs out by itself if none does
+                return
+            accepted = accepted or bool(result.accepted)
+            if result.refused:
+                with self._lock:
+                    ending = set(self._ending)
+                self._give_up([refusal.token for refusal in result.refused if refusal.token not in ending])
+        if accepted:
             self._trusted_until = sent + self._duration * _TRUST
-        if result.refused:
-            with self._lock:
-                ending = set(self._ending)
-            self._give_up([refusal.token for refusal in result.refused if refusal.token not in ending])
 
     def _give_up(self, tokens: Sequence[LeaseToken]) -> None:
         with self._lock:

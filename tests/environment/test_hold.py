@@ -55,6 +55,17 @@ def test_heartbeats_keep_a_short_lease_alive_through_a_long_block(url: str) -> N
         assert "Heartbeat" in {event.type for event in queue.events()}
 
 
+def test_more_leases_than_one_call_takes_are_held_together() -> None:
+    with LeaseQueue.open("sqlite://", config=QueueConfig(lease_duration=1, max_batch=2)) as queue:
+        for _ in range(2):
+            queue.enqueue([WorkItem("file", str(n)) for n in range(2)])
+        leases = [lease for _ in range(2) for lease in queue.lease("holder", limit=2)]
+        with queue.hold(leases) as hold:
+            time.sleep(1.5)
+            hold.check()
+            assert hold.held == tuple(leases)
+
+
 def test_the_hold_ends_with_its_block(url: str) -> None:
     with LeaseQueue.open(url, config=BRIEF) as queue:
         with queue.hold(leased(queue)):
