@@ -233,7 +233,7 @@ def _result(where: str, result: Any, config: QueueConfig) -> bytes | None:
     try:
         raw = msgspec.json.encode(result)
         msgspec.json.decode(raw)
-    except (TypeError, ValueError, UnicodeError, OverflowError, msgspec.MsgspecError) as error:
+    except (TypeError, ValueError, UnicodeError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise InvalidInput(where, f"cannot be written as JSON: {error}") from None
     if len(raw) > config.max_result_bytes:
         raise InvalidInput(

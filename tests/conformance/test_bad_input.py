@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -139,6 +140,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "not json": lambda q: q.complete(TOKEN, result=object()),
         "bytes in a set of sets": lambda q: q.complete(TOKEN, result={"a": {1j}}),
         "half a pair": lambda q: q.complete(TOKEN, result=HALF),
+        "too deep": lambda q: q.complete(TOKEN, result=reduce(lambda inner, _: {"in": inner}, range(100_000), {})),
         "too large": lambda q: q.complete(TOKEN, result="x" * 1_048_576),
         "one for two": lambda q: q.complete([TOKEN, TOKEN], result=[1]),
     },
