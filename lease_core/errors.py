@@ -114,6 +114,12 @@ class QueueClosed(LeaseError):
     code = "resourcelease.queue_closed"
 
 
+class QueueSealed(LeaseError):
+    """This copy of the queue takes no writes. Nothing was written; go on with the copy that is primary."""
+
+    code = "resourcelease.queue_sealed"
+
+
 class StoreError(LeaseError):
     code = "resourcelease.store_error"
 
@@ -180,9 +186,3 @@ def describe(error: BaseException | str, max_bytes: int = 16_384) -> str:
 def _fit(text: str, max_bytes: int) -> str:
     raw = text.encode(errors="replace").replace(b"\0", b"?")
     return (raw if len(raw) <= max_bytes else raw[: max_bytes - 3] + b"...").decode(errors="ignore")
-
-
-class QueueSealed(LeaseError):
-    """This copy of the queue takes no writes. Nothing was written; go on with the copy that is primary."""
-
-    code = "resourcelease.queue_sealed"

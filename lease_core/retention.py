@@ -37,9 +37,10 @@ def forget_finished(unit: Unit, retention: int) -> tuple[int, bool]:
 
 
 def prune_log(unit: Unit, before: int | None, older_than: int | None) -> tuple[int, bool]:
-    """Delete some log rows that end below number ``before`` or are older than ``older_than`` microseconds.
+    """Delete some log rows that end below number ``before`` and are older than ``older_than`` microseconds.
 
-    Stops at what the slowest registered reader has yet to read. Gives the number pruned up to, and whether to go on.
+    A bound that is None holds nothing back. Stops at what the slowest registered reader has yet to read. Gives the
+    number pruned up to, and whether to go on.
     """
     unit.fetch()
     [[[slowest]], rows] = unit.fetch(
