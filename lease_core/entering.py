@@ -121,8 +121,9 @@ def restore(unit: Unit, items: Sequence[PendingItem], principal: str | None) -> 
     ns, store = unit.transaction.ns, unit.store
     requests = by_request_id(unit, [p.item.request_id for p in items if p.item.request_id is not None])
     origins = Query(
-        f"SELECT queue_id, origin_id, id FROM omnirelay_origin WHERE ns = ? AND origin_id {store.member}",
-        (ns, store.pack([p.sequence_id for p in items])),
+        "SELECT queue_id, origin_id, id FROM omnirelay_origin "
+        f"WHERE ns = ? AND queue_id {store.member} AND origin_id {store.member}",
+        (ns, store.pack(sorted({_origin(p) for p in items})), store.pack([p.sequence_id for p in items])),
     )
     arrived, *known = unit.fetch(origins, *requests)
     here = _Here(
