@@ -29,11 +29,9 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from definitions.arrivals import landing_files
 from definitions.bronze import MOST_BYTES
-from definitions.fabric import fabric
+from definitions.by_hand import FabricByHand
 from definitions.findings import by_assets, by_iceberg, revenue_of_versions
-from definitions.handing_over import bronze_batches, touched_days
 from definitions.orders import write_files
 from definitions.tally import Tally, tally
 from lease_core import LeaseEvent, LeaseQueue
@@ -42,40 +40,20 @@ from omnirelay_dagster.spark.governance import table_files
 HOME = Path(".demo/headless").resolve()
 PACE = {"seconds_per_batch": 1.0}
 PATIENCE = 600.0  # a busy machine takes its time to start Spark
-SENSORS = {
-    "landing_files": (landing_files, ("folder", "landing")),
-    "bronze_batches": (bronze_batches, ("bronze_io", "refine")),
-    "touched_days": (touched_days, ("silver_io", "days")),
-}
 
 console = Console()
 
 
-class Fabric:
-    """The fabric: its sensors to be ticked, its assets to be looked at, its runs in processes of their own."""
+class Fabric(FabricByHand):
+    """The fabric from nothing, with its runs in processes of their own."""
 
     def __init__(self, home: Path) -> None:
         shutil.rmtree(home, ignore_errors=True)
         (home / "dagster").mkdir(parents=True)
         (home / "dagster" / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
         (home / "bronze.json").write_text(json.dumps({"ops": {"bronze_orders": {"config": PACE}}}))
-        self.home, self.log = home, home / "runs.log"
-        self.defs = fabric(home)
-        self.resources = dict(self.defs.resources or {})
-        self.cursors: dict[str, str | None] = dict.fromkeys(SENSORS)
-
-    def queue(self, name: str = "landing") -> LeaseQueue:
-        found: LeaseQueue = self.resources[name].get_queue()
-        return found
-
-    def tick(self, name: str) -> str:
-        """One tick of a sensor that enqueues, as Dagster's daemon would do it. Gives what it says."""
-        sensor, needs = SENSORS[name]
-        resources = {key: self.resources[key] for key in needs}
-        with dg.build_sensor_context(cursor=self.cursors[name], resources=resources) as context:
-            result: Any = sensor(context)
-        self.cursors[name] = result.cursor or self.cursors[name]
-        return str(result.skip_reason.skip_message)
+        super().__init__(home)
+        self.log = home / "runs.log"
 
     def start(self, job: str) -> subprocess.Popen[bytes]:
         """A run, in a process group of its own so that all of it can be killed at once."""
@@ -158,9 +136,7 @@ def work_off(there: Fabric, name: str, job: str, items: int = 0) -> None:
     """Run after run until the queue is empty, while the sensor enqueues the rest of the files as there is room."""
     queue = there.queue(name)
     deadline = time.monotonic() + PATIENCE
-    while (stats := queue.stats()).pending + stats.active + stats.delayed or (
-        items or 0
-    ) > stats.completed + stats.dead:
+    while (stats := queue.stats()).pending + stats.active or items > stats.completed + stats.dead:
         if time.monotonic() > deadline:
             raise RuntimeError(f"the queue {name} does not get empty: see {there.log}")
         say(f"a run works on {name}: {stats.pending} items wait, {stats.active} are leased")

@@ -10,38 +10,21 @@ import dagster as dg
 import pandas as pd
 
 from definitions.bronze import MOST_BYTES
-from definitions.fabric import fabric
-from definitions.fabric_demo import SENSORS
+from definitions.by_hand import FabricByHand
 from definitions.findings import by_assets, by_iceberg
 from definitions.tally import Tally, tally
-from lease_core import LeaseQueue
 
 
-class Driver:
+class Driver(FabricByHand):
     def __init__(self, home: Path, instance: dg.DagsterInstance) -> None:
-        self.home, self.instance = home, instance
+        super().__init__(home)
+        self.instance = instance
         self.landing = home / "landing"
         self.landing.mkdir(exist_ok=True)
-        self.defs = fabric(home)
-        self.resources = dict(self.defs.resources or {})
-        self.cursors: dict[str, str | None] = dict.fromkeys(SENSORS)
 
     def close(self) -> None:
         for name in ("landing", "refine", "days"):
             self.queue(name).close()
-
-    def queue(self, name: str = "landing") -> LeaseQueue:
-        found: LeaseQueue = self.resources[name].get_queue()
-        return found
-
-    def tick(self, name: str) -> str:
-        """One tick of a sensor that enqueues; what it says. Its cursor is kept, as the daemon would."""
-        sensor, needs = SENSORS[name]
-        resources = {key: self.resources[key] for key in needs}
-        with dg.build_sensor_context(cursor=self.cursors[name], resources=resources) as context:
-            result: Any = sensor(context)
-        self.cursors[name] = result.cursor or self.cursors[name]
-        return str(result.skip_reason.skip_message)
 
     def run(self, job: str, **config: Any) -> None:
         run_config = {"ops": {"bronze_orders": {"config": config}}} if config else None
@@ -83,4 +66,4 @@ class Driver:
     def left(self) -> dict[str, int]:
         """What still waits or is held, by queue. Empty when all is done."""
         stats = {name: self.queue(name).stats() for name in ("landing", "refine", "days")}
-        return {name: n for name, each in stats.items() if (n := each.pending + each.active + each.delayed)}
+        return {name: n for name, each in stats.items() if (n := each.pending + each.active)}
