@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -131,10 +131,20 @@ class Relayed:
         time.sleep(0.02)
 
 
-def run(
-    items: int,
-    kills: int,
-    batch: int,
+class Places(NamedTuple):
+    """The queue, and all the places that its log is delivered to."""
+
+    queue: LeaseQueue
+    folder: Path
+    bucket: dict[str, Any]
+    postgres_url: str
+    endpoint: HttpEndpoint
+    nats_url: str
+    hub: str
+
+
+@pytest.fixture
+def places(
     queue: LeaseQueue,
     tmp_path: Path,
     bucket: Callable[[], dict[str, Any]],
@@ -142,19 +152,25 @@ def run(
     endpoint: HttpEndpoint,
     nats_server: NatsServer,
     hub: str,
-) -> None:
-    store, stream = bucket(), f"K{tmp_path.name[-8:]}{items}".replace("_", "")
-    config = tmp_path / "relay.toml"
+) -> Places:
+    return Places(queue, tmp_path, bucket(), postgres_url, endpoint, nats_server.url, hub)
+
+
+def deliver(to: Places, items: int, kills: int, batch: int) -> None:
+    """Deliver the log of so many items while the relay is killed so often, then compare every copy with it."""
+    queue, folder, store, endpoint = to.queue, to.folder, to.bucket, to.endpoint
+    stream = f"K{folder.name[-8:]}{items}".replace("_", "")
+    config = folder / "relay.toml"
     config.write_text(
         CONFIG.format(
-            folder=tmp_path,
+            folder=folder,
             bucket=store["url"],
             options=inline(store["options"]),
             client_options=inline(store["client_options"]),
-            postgres=postgres_url,
+            postgres=to.postgres_url,
             endpoint=endpoint.root,
-            nats=nats_server.url,
-            hub=hub,
+            nats=to.nats_url,
+            hub=to.hub,
             stream=stream,
             rules=f"batch_size = {batch}\ncheckpoint_every = 0.05\nretry_most = 0.5",
         )
@@ -166,12 +182,12 @@ def run(
     expected = list(each_event(queue))
     assert len(expected) == 3 * items
     copies: dict[str, Iterable[LeaseEvent]] = {
-        "files": read_jsonl(tmp_path / "files").read(strict=True),
+        "files": read_jsonl(folder / "files").read(strict=True),
         "segments": read_segments(**store).read(),
-        "database": read_sql(postgres_url, "resourcelease").read(),
+        "database": read_sql(to.postgres_url, "resourcelease").read(),
         "endpoint": (decode_event(json.dumps(event)) for event in endpoint.events),
-        "hub": read_hub(hub, "eu-1").read(),
-        "bus": messages(nats_server.url, f"{stream}_resourcelease"),
+        "hub": read_hub(to.hub, "eu-1").read(),
+        "bus": messages(to.nats_url, f"{stream}_resourcelease"),
     }
     for name, copy in copies.items():
         assert list(copy) == expected, name
@@ -180,27 +196,11 @@ def run(
     assert lineage == completed
 
 
-def test_every_sink_has_every_event_once_however_often_the_relay_is_killed(
-    queue: LeaseQueue,
-    tmp_path: Path,
-    bucket: Callable[[], dict[str, Any]],
-    postgres_url: str,
-    endpoint: HttpEndpoint,
-    nats_server: NatsServer,
-    hub: str,
-) -> None:
-    run(800, 5, 40, queue, tmp_path, bucket, postgres_url, endpoint, nats_server, hub)
+def test_every_sink_has_every_event_once_however_often_the_relay_is_killed(places: Places) -> None:
+    deliver(places, items=800, kills=5, batch=40)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
-def test_the_same_with_a_hundred_thousand_events(
-    queue: LeaseQueue,
-    tmp_path: Path,
-    bucket: Callable[[], dict[str, Any]],
-    postgres_url: str,
-    endpoint: HttpEndpoint,
-    nats_server: NatsServer,
-    hub: str,
-) -> None:
-    run(33_334, 40, 500, queue, tmp_path, bucket, postgres_url, endpoint, nats_server, hub)
+def test_the_same_with_a_hundred_thousand_events(places: Places) -> None:
+    deliver(places, items=33_334, kills=40, batch=500)
