@@ -133,14 +133,22 @@ def _refuse_nonsense(leasing: Leasing) -> None:
     wrong = dg.DagsterInvalidDefinitionError
     if not isinstance(leasing.queue, str) or not leasing.queue.isidentifier():
         raise wrong(f"queue: {leasing.queue!r} must be the key of a LeaseQueueResource, such as queue='landing'")
-    if not isinstance(leasing.batch_size, int) or leasing.batch_size < 1:
-        raise wrong(f"batch_size: must be a whole number above 0 (got {leasing.batch_size!r})")
+    _refuse_unless_above_0("batch_size", leasing.batch_size, "a whole number", int)
     if leasing.on_empty not in ("skip", "wait", "fail"):
         raise wrong(f"on_empty: must be 'skip', 'wait' or 'fail' (got {leasing.on_empty!r})")
-    if leasing.wait <= 0:
-        raise wrong(f"wait: must be above 0 seconds (got {leasing.wait!r})")
+    _refuse_unless_above_0("wait", leasing.wait, "seconds", int, float)
     if not leasing.drain and (leasing.max_batches is not None or leasing.max_seconds is not None):
         raise wrong("max_batches, max_seconds: only mean something with drain=True")
+    if leasing.max_batches is not None:
+        _refuse_unless_above_0("max_batches", leasing.max_batches, "a whole number", int)
+    if leasing.max_seconds is not None:
+        _refuse_unless_above_0("max_seconds", leasing.max_seconds, "seconds", int, float)
+
+
+def _refuse_unless_above_0(field: str, value: Any, what: str, *kinds: type) -> None:
+    number: Any = value if isinstance(value, kinds) and not isinstance(value, bool) else 0
+    if not number > 0:
+        raise dg.DagsterInvalidDefinitionError(f"{field}: must be {what}, above 0 (got {value!r})")
 
 
 def _compute(body: Body, leasing: Leasing, arguments: Mapping[str, Any]) -> Callable[..., Iterator[Any]]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from omnirelay_dagster.spark.job_group import SparkGroup
 
 _SAY_EVERY = 10.0
+_NO_DATAFRAMES = "pandas and Arrow are not installed: pip install 'omnirelay-dagster[dataframes]'"
 
 in_process: WeakValueDictionary[str, LeasedBatch] = WeakValueDictionary()
 """Batches that are open in this process, by lease id: how an IO manager finds the batch whose output it stores."""
@@ -174,14 +175,18 @@ class LeasedBatch:
 
     def to_pandas(self) -> pd.DataFrame:
         """The items as a data frame, one row each."""
-        import pandas as pd
-
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError(f"to_pandas: {_NO_DATAFRAMES} ({error})") from error
         return pd.DataFrame(self.records(), columns=list(_COLUMNS))
 
     def to_arrow(self) -> pa.Table:
         """The items as an Arrow table, one row each; the schema is the same for every batch."""
-        import pyarrow as pa
-
+        try:
+            import pyarrow as pa
+        except ImportError as error:
+            raise ImportError(f"to_arrow: {_NO_DATAFRAMES} ({error})") from error
         kinds = {
             "int": pa.int64(),
             "str": pa.string(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -343,13 +344,24 @@ def test_a_batch_that_was_taken_over_completes_nothing(queue: LeaseQueue) -> Non
     assert queue.stats().completed == 0
 
 
+@pytest.mark.parametrize(("library", "call"), [("pandas", "to_pandas"), ("pyarrow", "to_arrow")])
+def test_a_missing_library_is_named_with_its_extra(queue: Any, monkeypatch: Any, library: str, call: str) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with lease_batch(queue, "worker") as batch, pytest.raises(ImportError, match=r"omnirelay-dagster\[dataframes\]"):
+        getattr(batch, call)()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"queue": "no good"}, "queue: 'no good' must be the key of a LeaseQueueResource"),
         ({"queue": "landing", "batch_size": 0}, "batch_size"),
+        ({"queue": "landing", "batch_size": True}, "batch_size"),
         ({"queue": "landing", "on_empty": "cry"}, "on_empty"),
         ({"queue": "landing", "wait": -1}, "wait"),
+        ({"queue": "landing", "wait": "60"}, "wait: must be seconds, above 0"),
+        ({"queue": "landing", "drain": True, "max_batches": 0}, "max_batches: must be a whole number, above 0"),
+        ({"queue": "landing", "drain": True, "max_seconds": -1}, "max_seconds"),
         ({"queue": "landing", "max_batches": 3}, "drain=True"),
     ],
 )
