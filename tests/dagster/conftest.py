@@ -1,14 +1,34 @@
-"""A queue, and a fenced IO manager on it."""
+"""A Dagster instance, a queue, and a fenced IO manager on it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import dagster as dg
 import pytest
 
 from omnirelay_dagster.io_manager import FencedIOManager
 from omnirelay_dagster.resource import LeaseQueueResource
+
+
+@pytest.fixture(scope="module")
+def shared_instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as made:
+        yield made
+
+
+@pytest.fixture
+def instance(shared_instance: dg.DagsterInstance) -> dg.DagsterInstance:
+    """An instance without runs; making one for each test would take far longer than the tests do."""
+    shared_instance.run_storage.wipe()
+    return shared_instance
+
+
+@pytest.fixture
+def resource(tmp_path: Path) -> LeaseQueueResource:
+    """A queue by its address only: nobody has opened it yet."""
+    return LeaseQueueResource(url=f"sqlite:///{tmp_path / 'fabric.db'}", namespace="landing")
 
 
 @pytest.fixture

@@ -19,12 +19,6 @@ from omnirelay_dagster.queue_asset import build_queue_asset
 ALL = {rule.name for rule in RULES}
 
 
-@pytest.fixture(scope="module")
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
-
-
 @pytest.fixture
 def landing(tmp_path: Path) -> LeaseQueueResource:
     return LeaseQueueResource(

@@ -22,12 +22,6 @@ from omnirelay_dagster.operator_jobs import build_operator_jobs
 JOBS = {job.name: job for job in build_operator_jobs("landing")}
 
 
-@pytest.fixture(scope="module")
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
-
-
 @pytest.fixture
 def landing(tmp_path: Path) -> LeaseQueueResource:
     return LeaseQueueResource(url=f"sqlite:///{tmp_path}/fabric.db", namespace="landing", durability="relaxed")

@@ -19,12 +19,6 @@ KEY = queue_asset_key("landing")
 NUMBERS = {"depth", "active", "delayed", "dead", "oldest_age_seconds", "throughput_per_minute", "lag"}
 
 
-@pytest.fixture(scope="module")
-def shared_instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
-
-
 @pytest.fixture
 def instance(shared_instance: dg.DagsterInstance) -> dg.DagsterInstance:
     """One instance for all, for it takes a while to make, with nothing in it about the queue."""

@@ -105,12 +105,6 @@ class Fabric:
             self.instance.add_instigator_state(state)
 
 
-@pytest.fixture(scope="module")
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
-
-
 @pytest.fixture
 def fabric(instance: dg.DagsterInstance, tmp_path: Path) -> Iterator[Fabric]:
     made = Fabric(instance, tmp_path)

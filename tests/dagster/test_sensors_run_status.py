@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -16,24 +15,6 @@ from lease_core import Lease, LeaseQueue, WorkItem
 from omnirelay_dagster.asset_decorator import leased_asset
 from omnirelay_dagster.resource import LeaseQueueResource
 from omnirelay_dagster.sensors import build_run_status_sensors
-
-
-@pytest.fixture(scope="module")
-def shared_instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
-
-
-@pytest.fixture
-def instance(shared_instance: dg.DagsterInstance) -> dg.DagsterInstance:
-    """An instance without runs; making one for each test would take far longer than the tests do."""
-    shared_instance.run_storage.wipe()
-    return shared_instance
-
-
-@pytest.fixture
-def resource(tmp_path: Path) -> LeaseQueueResource:
-    return LeaseQueueResource(url=f"sqlite:///{tmp_path / 'fabric.db'}", namespace="landing")
 
 
 @pytest.fixture

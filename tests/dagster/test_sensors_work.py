@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -33,23 +32,9 @@ def bronze(batch: Any) -> None:
 bronze_job = dg.define_asset_job("bronze_job", [bronze])
 
 
-@pytest.fixture(scope="module")
-def shared_instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
-
-
-@pytest.fixture
-def instance(shared_instance: dg.DagsterInstance) -> dg.DagsterInstance:
-    """An instance without runs; making one for each test would take far longer than the tests do."""
-    shared_instance.run_storage.wipe()
-    return shared_instance
-
-
-@pytest.fixture
-def resource(tmp_path: Path) -> LeaseQueueResource:
+@pytest.fixture(autouse=True)
+def nothing_seen() -> None:
     SEEN.clear()
-    return LeaseQueueResource(url=f"sqlite:///{tmp_path / 'fabric.db'}", namespace="landing")
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -33,23 +32,6 @@ def next_in_line(batch: Any) -> list[str]:
 
 @leased_asset(queue="landing")
 def unpartitioned(batch: Any) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def shared_instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
-
-
-@pytest.fixture
-def instance(shared_instance: dg.DagsterInstance) -> dg.DagsterInstance:
-    shared_instance.run_storage.wipe()
-    return shared_instance
-
-
-@pytest.fixture
-def resource(tmp_path: Path) -> LeaseQueueResource:
-    return LeaseQueueResource(url=f"sqlite:///{tmp_path / 'fabric.db'}", namespace="landing")
 
 
 @pytest.fixture
