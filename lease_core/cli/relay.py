@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
-import sys
 import threading
-import time
 from dataclasses import replace
 
+from lease_core.cli.staying import log_to_stderr, once_reached, stay, until_signalled
 from lease_core.errors import StoreError
 from lease_core.queue import LeaseQueue
-from lease_core.replication.backoff import Backoff
 from lease_core.replication.lane import SinkStatus
 from lease_core.replication.refused import RefusedEvents
 from lease_core.replication.relay import Relay
@@ -20,9 +17,6 @@ from lease_core.replication.settings import Settings, load_settings
 
 HELP = "deliver a queue's log to sinks"
 logger = logging.getLogger(__name__)
-
-_WAKE = 0.5
-"""Seconds: a signal that comes just before a wait begins does not end it, so no wait is long."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,18 +27,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    logging.basicConfig(
-        level=logging.DEBUG if options.verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    log_to_stderr(options.verbose)
     for chatty in ("httpx", "httpcore", "openlineage"):  # they log a line for every request, with its url
         logging.getLogger(chatty).setLevel(logging.WARNING)
     settings = load_settings(options.config)
-    stopping = threading.Event()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: stopping.set())
-    queue = _open(settings, stopping)
+    stopping = until_signalled()
+    # a relay that is started before its queue's database waits for it
+    queue = once_reached(
+        lambda: LeaseQueue.open(settings.relay.url, settings.relay.namespace, auto_migrate=False), stopping, StoreError
+    )
     if queue is None:
         return 0
     rules = settings.rules()
@@ -61,20 +52,6 @@ def run(options: argparse.Namespace) -> int:
         return _once(relay) if options.once else _stay(relay, settings, options.report_every, stopping)
 
 
-def _open(settings: Settings, stopping: threading.Event) -> LeaseQueue | None:
-    """The queue, once its database can be reached: a relay that is started first waits."""
-    failures = 0
-    while not stopping.is_set():
-        try:
-            return LeaseQueue.open(settings.relay.url, settings.relay.namespace, auto_migrate=False)
-        except StoreError as error:
-            failures += 1
-            pause = Backoff(0.5, 30.0).pause(failures)
-            logger.warning("the queue cannot be opened, next try in %.1f s: %s", pause, error)
-            stopping.wait(pause)
-    return None
-
-
 def _once(relay: Relay) -> int:
     before: list[SinkStatus] = []
     while (found := relay.run_once()) != before and any(each.behind for each in found):
@@ -88,11 +65,7 @@ def _once(relay: Relay) -> int:
 def _stay(relay: Relay, settings: Settings, every: float, stopping: threading.Event) -> int:
     relay.start()
     logger.info("relaying %s to %s", settings.relay.namespace, ", ".join(settings.enabled()))
-    report_at = time.monotonic() + every
-    while not stopping.wait(_WAKE):
-        if time.monotonic() >= report_at:
-            _report(relay.status())
-            report_at = time.monotonic() + every
+    stay(stopping, every, lambda: _report(relay.status()), lambda: True)
     ended = relay.stop(settings.relay.stop_timeout)
     _report(relay.status())
     return 0 if ended else 1

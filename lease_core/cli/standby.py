@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
-import sys
-import threading
 from contextlib import ExitStack
 
 from lease_core.cli.sources import SOURCE_HELP, namespace_argument, open_queue, open_source
-from lease_core.errors import InvalidInput
+from lease_core.cli.staying import log_to_stderr, stay, until_signalled
+from lease_core.errors import InvalidInput, LeaseError
 from lease_core.queue import LeaseQueue
 from lease_core.recovery import Standby
 
@@ -36,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    log_to_stderr()
     with ExitStack() as stack:
         source = open_source(options.source, options.namespace, stack)
         standby = stack.enter_context(
@@ -68,12 +66,15 @@ def _primary(options: argparse.Namespace, source: object, stack: ExitStack) -> L
 
 
 def _follow(standby: Standby, report_every: float) -> int:
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+    stopping = until_signalled()
     standby.start()
-    while not stopping.wait(report_every):
+    stay(stopping, report_every, lambda: _report(standby), lambda: not standby.failed)
+    return 1 if standby.failed else 0
+
+
+def _report(standby: Standby) -> None:
+    """Say how far it is. A source that is away, which is what a standby is for, is no reason to end."""
+    try:
         logger.info("at event %s, %s behind", standby.number, standby.lag())
-        if standby.failed:
-            return 1
-    return 0
+    except LeaseError as error:
+        logger.warning("at event %s; the source cannot be asked how far it is: %s", standby.number, error)

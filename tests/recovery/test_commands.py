@@ -7,17 +7,24 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lease_core import LeaseQueue, WorkItem
+from lease_core.cli import standby as standby_command
 from lease_core.errors import QueueSealed
+from lease_core.recovery import Standby
 from lease_core.replication import JsonlSink, ObjectStoreSink, Relay, Rules
 
 
-def omnirelay(*arguments: str, code: int = 0) -> str:
+def omnirelay(*arguments: str, code: int = 0, timeout: float = 120) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "lease_core.cli", *arguments], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "lease_core.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
     assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
@@ -80,6 +87,24 @@ def test_a_standby_follows_and_takes_over(url: str, tmp_path: Path) -> None:
         with pytest.raises(QueueSealed):
             old.lease("worker")
         assert len(new.lease("worker", limit=5)) == 2
+
+
+def test_a_standby_of_a_damaged_copy_ends_at_once(url: str, tmp_path: Path) -> None:
+    with LeaseQueue.open(url, "landing") as queue:  # several batches: damage to the last could be one being written
+        Relay(queue, [JsonlSink(tmp_path / "parts")], rules=Rules(linger=0, batch_size=2)).run_once()
+    [file] = [path for path in (tmp_path / "parts").rglob("*.jsonl") if path.is_file()]
+    file.write_bytes(file.read_bytes().replace(b'"b"', b'"x"', 1))
+    copy = f"sqlite:///{tmp_path}/standby.db"
+    told = omnirelay("standby", f"jsonl:{tmp_path}/parts", copy, "--namespace", "landing", code=1, timeout=40)
+    assert "the standby of landing has stopped" in told
+
+
+def test_a_standby_goes_on_when_its_source_cannot_be_asked(url: str, tmp_path: Path, caplog: Any) -> None:
+    source = LeaseQueue.open(url, "landing")
+    with Standby(source, f"sqlite:///{tmp_path}/standby.db", namespace="landing") as standby:
+        source.close()
+        standby_command._report(standby)
+    assert "the source cannot be asked how far it is" in caplog.text
 
 
 def test_what_is_no_source_is_told_in_a_line(tmp_path: Path) -> None:
