@@ -13,6 +13,7 @@ import dagster as dg
 from lease_core import Lease, LeaseQueue
 from omnirelay_dagster.batch import LeasedBatch, give_up
 from omnirelay_dagster.io_manager import publish_batch
+from omnirelay_dagster.look import owner_of
 from omnirelay_dagster.requirements import QueueOp, UsesQueue, using_queue
 from omnirelay_dagster.resource import LeaseQueueResource
 from omnirelay_dagster.spark.job_group import spark_jobs, stopped_by_signals
@@ -227,8 +228,8 @@ def _where(queue: LeaseQueue, partition: str | None) -> str:
 
 
 def peer_id(context: Any) -> str:
-    """Who leases: the run and step, so that a dead run's leases can be found and handed back."""
-    return f"dagster/{context.run.run_id}/{context.get_step_execution_context().step.key}"
+    """Who leases: the run and the step that this is."""
+    return owner_of(context.run.run_id, context.get_step_execution_context().step.key)
 
 
 def _one_batch(

@@ -72,6 +72,11 @@ def _ended(owners: Collection[str], instance: dg.DagsterInstance) -> frozenset[s
     return frozenset(owner for owner in owners if run_of(owner) in over)
 
 
+def owner_of(run_id: str, step_key: str) -> str:
+    """Who the leases belong to that a step of a run takes, so that a dead run's can be found and handed back."""
+    return f"{DAGSTER_PEER}{run_id}/{step_key}"
+
+
 def run_of(owner: str) -> str | None:
     """The id of the run that an owner is a step of, if it is one of Dagster's: ``dagster/<run id>/<step>``."""
     if not owner.startswith(DAGSTER_PEER):

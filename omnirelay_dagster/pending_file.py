@@ -14,6 +14,7 @@ import msgspec
 
 from lease_core import LeaseError, LeaseQueue, PendingItem
 from lease_core.model import from_json
+from lease_core.replication.durable_file import force_folder
 
 _AT_ONCE = 1_000
 _SHORTEST_RETENTION = 60.0
@@ -159,11 +160,7 @@ def _appear(partial: Path, path: Path) -> None:
         raise dg.Failure(f"{path} was made by somebody else meanwhile: give another path") from None
     except OSError:  # a file system without links
         partial.rename(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    force_folder(path.parent)
 
 
 def _read(path: Path) -> Iterator[PendingItem]:

@@ -17,25 +17,20 @@ def run_and_step(owner: str | None) -> tuple[str, str] | None:
     return (parts[1], parts[2]) if len(parts) == 3 and parts[0] == "dagster" else None
 
 
-def owner_of(run_id: str, step_key: str) -> str:
-    """The owner of leases that a step takes; see ``asset_decorator.peer_id``."""
-    return f"dagster/{run_id}/{step_key}"
-
-
 def end_expired(queue: LeaseQueue) -> None:
     """Make leases that have run out visible as work again.
 
     Leasing would do that by itself, but a sensor decides whether anybody is going to lease.
     """
     soonest = queue.leases(1, bodies=False)
-    if soonest and soonest[0].expires_at <= datetime.now(UTC):
+    if soonest and soonest[0].expires_at <= queue.now():
         queue.sweep()
 
 
 def owners(queue: LeaseQueue) -> tuple[set[str], bool]:
     """Who holds leases, and whether those are all: a dead run's leases are not renewed, so they end soonest."""
+    now = queue.now()  # read first: a lease that is renewed meanwhile must not look expired
     leases = queue.leases(_SOONEST, bodies=False)
-    now = datetime.now(UTC)
     return {lease.owner_peer_id for lease in leases if lease.expires_at > now}, len(leases) < _SOONEST
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import dagster as dg
 
 from lease_core import LeaseQueue
+from omnirelay_dagster.look import owner_of
 from omnirelay_dagster.requirements import RESOURCE
 from omnirelay_dagster.sensors.declaring import check_name, check_queue, check_seconds, check_timing, with_queue, wrong
-from omnirelay_dagster.sensors.liveness import owner_of
 from omnirelay_dagster.sensors.silent_runs import silent_run_sensor
 
 _WATCHED = {"failed": dg.DagsterRunStatus.FAILURE, "canceled": dg.DagsterRunStatus.CANCELED}

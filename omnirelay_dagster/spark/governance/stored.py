@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from lease_core.errors import InvalidInput, LeaseError
+from lease_core.replication.durable_file import force_folder
 from omnirelay_dagster.spark.governance.table_schemas import SCHEMAS
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Storage:
             part = path.parent.name.removeprefix("part=")
             parts.setdefault(part, []).append(path.relative_to(self.folder).as_posix())
         for directory in (*folder.glob("part=*"), folder):
-            _sync(directory)
+            force_folder(directory)
         return parts
 
     def commit(self, manifest: Manifest) -> None:
@@ -107,7 +108,7 @@ class Storage:
             raise UpdateConflict(f"version {manifest.version} of {self.folder} was made by another update") from None
         finally:
             draft.unlink(missing_ok=True)
-        _sync(self._manifests)
+        force_folder(self._manifests)
 
     def vacuum(self) -> int:
         """Remove versions that are older than the last few, and files that none of the others names.
@@ -133,14 +134,6 @@ class Storage:
 
     def _path(self, version: int) -> Path:
         return self._manifests / f"v{version:09d}.json"
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def table_files(storage: str | os.PathLike[str], table: str, version: int | None = None) -> list[str]:
