@@ -78,7 +78,7 @@ def _tick(context: dg.SensorEvaluationContext, queue: LeaseQueue, watching: _Wat
     if released:
         context.log.info(f"handed back {released} items that failed or cancelled runs held in {queue.namespace!r}")
     seen = _read(queue, _parse(context.cursor))
-    dead = _judge(context.instance, seen, watching.grace)
+    dead = _judge(context.instance, seen, watching.grace, queue.now())
     for run, step in dead:
         why = (
             f"the step {step} let its lease in the queue {queue.namespace!r} expire, and nothing was heard of the run "
@@ -145,8 +145,13 @@ def _note(seen: _Seen, event: LeaseEvent) -> None:
         seen.suspects[run_id] = Suspect(step, event.timestamp)
 
 
-def _judge(instance: dg.DagsterInstance, seen: _Seen, grace: timedelta) -> list[tuple[dg.DagsterRun, str]]:
-    """The suspects that are dead beyond doubt. Those that turn out to have ended in order are suspects no more."""
+def _judge(
+    instance: dg.DagsterInstance, seen: _Seen, grace: timedelta, queue_now: datetime
+) -> list[tuple[dg.DagsterRun, str]]:
+    """The suspects that are dead beyond doubt. Those that turn out to have ended in order are suspects no more.
+
+    Leases expire by the queue's clock, runs are heard of by that of their machines: both must have been silent.
+    """
     if not seen.suspects:
         return []
     runs = {
@@ -159,7 +164,7 @@ def _judge(instance: dg.DagsterInstance, seen: _Seen, grace: timedelta) -> list[
         run = runs.get(run_id)
         if run is None or _ended(instance, run_id, suspect.step):
             del seen.suspects[run_id]
-        elif now - suspect.since > grace:
+        elif queue_now - suspect.since > grace:
             heard = last_heard_of(instance, run_id)
             if heard is None or now - heard > grace:
                 dead.append((run, suspect.step))

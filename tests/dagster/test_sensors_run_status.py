@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import dagster as dg
@@ -15,6 +16,7 @@ from lease_core import Lease, LeaseQueue, WorkItem
 from omnirelay_dagster.asset_decorator import leased_asset
 from omnirelay_dagster.resource import LeaseQueueResource
 from omnirelay_dagster.sensors import build_run_status_sensors
+from omnirelay_dagster.sensors.silent_runs import Suspect, _judge, _Seen
 
 
 @pytest.fixture
@@ -191,6 +193,16 @@ def test_a_run_without_leases_is_none_of_its_business(resource: Any, queue: Any,
     found = tick(silent(report_dead_runs=True), resource, instance)
     assert "0 runs reported failed" in found.skip_message
     assert instance.get_run_by_id(run.run_id).status == Status.STARTED
+
+
+def test_how_long_ago_a_lease_expired_goes_by_the_queues_clock(instance: dg.DagsterInstance) -> None:
+    run = begin_run(instance)
+    time.sleep(0.3)
+    expired = datetime.now(UTC) - timedelta(hours=1)  # just now, by a database whose clock is an hour behind
+    seen = _Seen(0, {run.run_id: Suspect("load", expired)})
+    grace = timedelta(seconds=0.2)
+    assert _judge(instance, seen, grace, expired + grace / 2) == []
+    assert [step for _, step in _judge(instance, seen, grace, expired + 2 * grace)] == ["load"]
 
 
 @pytest.mark.parametrize(
