@@ -214,7 +214,7 @@ class PostgresStore(Store):
 
     def close(self) -> None:
         if not self.closed:
-            for bell in self._bells.values():
+            for bell in list(self._bells.values()):  # a copy, for other threads may come to wait
                 bell.close()
         super().close()
 
@@ -325,7 +325,9 @@ class JoinedPostgresTransaction(PostgresTransaction):
     def _begin(self, statements: Sequence[Statement]) -> list[list[Row]]:
         self._open = True
         if not isinstance(self._given, psycopg.Connection):
-            raise InvalidInput("connection", f"must be a SQLAlchemy or psycopg connection, not {self._given!r}")
+            raise InvalidInput(
+                "connection", f"must be a SQLAlchemy or psycopg connection, not {type(self._given).__name__}"
+            )
         if self._given.info.transaction_status == psycopg.pq.TransactionStatus.IDLE and self._given.autocommit:
             raise InvalidInput("connection", "is in autocommit mode; begin a transaction on it first")
         return [[], *self._exchange(statements)]

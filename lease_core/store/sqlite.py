@@ -231,7 +231,9 @@ class JoinedSqliteTransaction(SqliteTransaction):
     def _begin(self) -> None:
         connection = self._given
         if not isinstance(connection, sqlite3.Connection):
-            raise InvalidInput("connection", f"must be a SQLAlchemy or sqlite3 connection, not {connection!r}")
+            raise InvalidInput(
+                "connection", f"must be a SQLAlchemy or sqlite3 connection, not {type(connection).__name__}"
+            )
         if not connection.in_transaction:
             self.store.patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
         else:  # a transaction that has only read so far gets the write lock here, or fails

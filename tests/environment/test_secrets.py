@@ -9,6 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from lease_core import LeaseError, LeaseQueue, QueueConfig, WorkItem
+from lease_core.deterministic import StateStore
+from lease_core.errors import InvalidInput
 from tests.environment.proxy import Proxy
 
 SECRET = "correct-horse-battery"
@@ -44,6 +46,15 @@ def test_the_password_is_not_in_repr(migrated_postgres_url: str) -> None:
 )
 def test_the_password_is_not_in_errors_about_a_url(url: str) -> None:
     assert SECRET not in said_about(lambda: LeaseQueue.open(url, config=QUICK))
+    assert SECRET not in said_about(lambda: StateStore.open(url, timeout=0.3))
+
+
+def test_a_url_where_a_connection_should_be_is_not_repeated(url: str) -> None:
+    with LeaseQueue.open(url) as queue:
+        given = f"postgresql://user:{SECRET}@localhost/db"
+        with pytest.raises(InvalidInput, match=r"connection: must be .* connection, not str") as refused:
+            queue.enqueue(WorkItem("file", "a"), connection=given)
+        assert SECRET not in str(refused.value)
 
 
 def test_a_wrong_password_is_not_repeated(migrated_postgres_url: str) -> None:
