@@ -429,11 +429,18 @@ class LeaseQueue:
         limits.count("limit", limit, _MOST_LISTED)
         return reading.events(self._store, self._ns, self.namespace, after, limit)
 
-    def event_lines(self, after: int = 0, limit: int = 1_000) -> list[str]:
-        """The same as ``events``, each as JSON in the form that is published: for copying them without looking."""
+    def event_payload(self, after: int = 0, limit: int = 1_000) -> tuple[bytes, int]:
+        """The same as ``events`` as JSON in the form that is published, one a line: for copying them without looking.
+
+        The second value is how many they are.
+        """
         _not_negative("after", after)
         limits.count("limit", limit, _MOST_LISTED)
-        return reading.event_lines(self._store, self._ns, self.namespace, after, limit)
+        return reading.event_payload(self._store, self._ns, self.namespace, after, limit)
+
+    def event_lines(self, after: int = 0, limit: int = 1_000) -> list[str]:
+        """The same, line by line."""
+        return self.event_payload(after, limit)[0].decode().split("\n")[:-1]
 
     def completions(
         self, after: int = 0, limit: int = 10_000, *, as_of: int | None = None

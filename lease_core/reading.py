@@ -106,14 +106,17 @@ def events(store: Store, ns: int, namespace: str, after: int, limit: int) -> lis
     return found
 
 
-def event_lines(store: Store, ns: int, namespace: str, after: int, limit: int) -> list[str]:
-    """The same as ``events``, each encoded as the wire has it."""
-    found: list[str] = []
+def event_payload(store: Store, ns: int, namespace: str, after: int, limit: int) -> tuple[bytes, int]:
+    """The same as ``events``, encoded as the wire has them, each ended by a line break; and how many they are."""
+    pieces: list[log_lines.Piece] = []
+    count = 0
     for first, _, document in documents(store, ns, after, limit):
-        found += log_lines.lines(namespace, first, document, after)
-        if len(found) >= limit:
+        more, added = log_lines.pieces(namespace, first, document, after, limit - count)
+        pieces += more
+        count += added
+        if count == limit:
             break
-    return found[:limit]
+    return b"".join(pieces), count
 
 
 def completions(store: Store, ns: int, after: int, upto: int | None, limit: int) -> tuple[list[Completion], int]:

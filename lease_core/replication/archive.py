@@ -44,7 +44,7 @@ class WithArchive:
             return found
 
     def __getattr__(self, name: str) -> Any:
-        if name == "event_lines":  # the short way goes past the archive
+        if name in ("event_payload", "event_lines"):  # the short ways go past the archive
             raise AttributeError(name)
         return getattr(self._live, name)
 

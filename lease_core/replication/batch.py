@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -15,7 +16,7 @@ class Batch:
     """Events of one namespace in the order of the log, with their bytes, which are made once and shared.
 
     ``first`` and ``last`` are sequence numbers. ``lines`` has each event as JSON without a line break; ``payload`` is
-    all of them as one text of lines. A batch is made of events or of lines; the other form comes when asked for.
+    all of them as one text of lines. A batch is made in one of these forms; the others come when asked for.
     """
 
     def __init__(self, events: Sequence[LeaseEvent]) -> None:
@@ -25,15 +26,27 @@ class Batch:
         self.namespace = events[0].namespace
         self.first = events[0].sequence_number
         self.last = events[-1].sequence_number
+        self._count = len(events)
 
     @classmethod
     def of_lines(cls, namespace: str, first: int, lines: Sequence[str]) -> Batch:
         """A batch of encoded events, numbered from ``first`` without a gap."""
         if not lines:
             raise InvalidInput("lines", "a batch needs at least one")
+        return cls._made("lines", lines, namespace, first, len(lines))
+
+    @classmethod
+    def of_payload(cls, namespace: str, first: int, payload: bytes, count: int) -> Batch:
+        """The same of one text that has ``count`` lines."""
+        if count < 1:
+            raise InvalidInput("count", f"a batch needs at least one event (got {count})")
+        return cls._made("payload", payload, namespace, first, count)
+
+    @classmethod
+    def _made(cls, form: str, value: object, namespace: str, first: int, count: int) -> Batch:
         batch = cls.__new__(cls)
-        batch.__dict__["lines"] = lines
-        batch.namespace, batch.first, batch.last = namespace, first, first + len(lines) - 1
+        batch.__dict__[form] = value
+        batch.namespace, batch.first, batch.last, batch._count = namespace, first, first + count - 1, count
         return batch
 
     @cached_property
@@ -42,17 +55,25 @@ class Batch:
 
     @cached_property
     def lines(self) -> Sequence[str]:
-        return encode_events(self.events).decode().split("\n")[:-1]
+        return self.payload.decode().split("\n")[:-1]
 
     @cached_property
     def payload(self) -> bytes:
-        return ("\n".join(self.lines) + "\n").encode()
+        lines: Sequence[str] | None = self.__dict__.get("lines")
+        return encode_events(self.events) if lines is None else ("\n".join(lines) + "\n").encode()
+
+    @cached_property
+    def digest(self) -> bytes:
+        """The SHA-256 of the payload."""
+        return hashlib.sha256(self.payload).digest()
 
     @cached_property
     def oldest(self) -> datetime:
         """When its first event was committed."""
         events: Sequence[LeaseEvent] | None = self.__dict__.get("events")
-        return (events[0] if events else decode_event(self.lines[0])).timestamp
+        if events is not None:
+            return events[0].timestamp
+        return decode_event(self.payload[: self.payload.index(b"\n")]).timestamp
 
     @property
     def numbers(self) -> Sequence[int]:
@@ -62,7 +83,7 @@ class Batch:
         return [event.sequence_number for event in self.events]
 
     def __len__(self) -> int:
-        return len(self.__dict__.get("lines") or self.events)
+        return self._count
 
     def __iter__(self) -> Iterator[LeaseEvent]:
         return iter(self.events)
@@ -93,7 +114,9 @@ class Batch:
         numbers = self.numbers
         part = Batch.__new__(Batch)
         part.namespace, part.first, part.last = self.namespace, numbers[start], numbers[end - 1]
-        for form in ("events", "lines"):
-            if form in self.__dict__:
-                part.__dict__[form] = self.__dict__[form][start:end]
+        part._count = end - start
+        if "events" in self.__dict__:
+            part.__dict__["events"] = self.events[start:end]
+        if "events" not in self.__dict__ or "lines" in self.__dict__:
+            part.__dict__["lines"] = self.lines[start:end]
         return part

@@ -12,9 +12,9 @@ from lease_core.replication.batch import Batch
 class EventSource(Protocol):
     """Anything that gives events by cursor: a queue, a copy of its log, a hub.
 
-    A source may also have ``namespace``; ``event_lines(after, limit)``, which gives the same events encoded and is then
-    read instead; ``now()`` and ``stats().head``, for telling how far behind a sink is; and the methods of
-    ``Checkpoints``, to keep the sinks' places.
+    A source may also have ``namespace``; ``event_payload(after, limit)``, which gives the same events encoded, one a
+    line, with how many they are, and is then read instead; ``now()`` and ``stats().head``, for telling how far behind a
+    sink is; and the methods of ``Checkpoints``, to keep the sinks' places.
     """
 
     def events(self, after: int, limit: int) -> Sequence[LeaseEvent]:
@@ -29,8 +29,8 @@ class Sink(Protocol):
     of the last event that it holds, 0 for none, or None if it cannot tell. The relay then goes by that, so that nothing
     is there twice however often the relay is killed. If it also has ``compares = True``, it raises ``HistoryDiffers``
     for events that are not those it holds under the same numbers; the relay then shows it the last one before it goes
-    on, so that a queue that was made anew is not appended to the copy of another. And ``close()``, called when the
-    relay stops.
+    on, so that a queue that was made anew is not appended to the copy of another. ``sealed = True`` says that it uses
+    the ``digest`` of every batch, which is then made ahead. And ``close()``, called when the relay stops.
     """
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 
@@ -20,13 +20,15 @@ class Pages:
     """The last few pages of the source that were read, so that sinks side by side share one read and one encoding.
 
     A sink that is far behind reads its own pages, and memory stays bounded by how many are ``kept``. While the source
-    has nothing new it is asked once in ``quiet`` seconds, however many sinks wait.
+    has nothing new it is asked once in ``quiet`` seconds, however many sinks wait. ``sealed`` says that sinks want the
+    digests of pages, which are then made where pages are read.
     """
 
-    def __init__(self, source: EventSource, size: int, kept: int, quiet: float) -> None:
+    def __init__(self, source: EventSource, size: int, kept: int, quiet: float, *, sealed: bool = False) -> None:
         self._source = source
-        self._lines: Callable[[int, int], Sequence[str]] | None = getattr(source, "event_lines", None)
+        self._payload: Callable[[int, int], tuple[bytes, int]] | None = getattr(source, "event_payload", None)
         self._size = size
+        self._sealed = sealed
         self._quiet = quiet
         self._pages: deque[Batch] = deque(maxlen=kept)
         self._lock = threading.Lock()
@@ -96,9 +98,14 @@ class Pages:
         return None
 
     def _read(self, number: int) -> Batch | None:
-        if self._lines is not None and (namespace := self.namespace()) is not None:
-            lines = self._lines(number, self._size)
-            return Batch.of_lines(namespace, number + 1, lines) if lines else None
+        if self._payload is not None and (namespace := self.namespace()) is not None:
+            payload, count = self._payload(number, self._size)
+            if not count:
+                return None
+            page = Batch.of_payload(namespace, number + 1, payload, count)
+            if self._sealed:
+                page.digest  # noqa: B018  made here, it costs those who wait for the disk nothing
+            return page
         events = self._source.events(number, self._size)
         if not events:
             return None

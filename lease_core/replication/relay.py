@@ -52,7 +52,8 @@ class Relay:
                 "checkpoints", "this source keeps none: pass FileCheckpoints(path) or MemoryCheckpoints()"
             )
         size = max(each.batch_size for each in by_name.values())
-        self._pages = pages = Pages(queue, size, max(4, len(listed)), interval)
+        sealed = any(getattr(sink, "sealed", False) for sink in listed)
+        self._pages = pages = Pages(queue, size, max(4, len(listed)), interval, sealed=sealed)
         telemetry = Telemetry(meter)
         self._interval = interval
         self._stop = threading.Event()

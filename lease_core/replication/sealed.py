@@ -1,8 +1,9 @@
 """Batches of events that prove themselves: the lines, then a line that seals them.
 
 The seal has the numbers of the first and the last event and a SHA-256 over everything that the seal says, the seal
-before it and the events. So a bit that changed, a line that is gone, a batch that was cut off, swapped or replaced are
-all found. Files and objects hold such batches one after the other, and stay readable by anything that reads JSON lines.
+before it and the digest of the events. So a bit that changed, a line that is gone, a batch that was cut off, swapped or
+replaced are all found. Files and objects hold such batches one after the other, and stay readable by anything that
+reads JSON lines.
 """
 
 from __future__ import annotations
@@ -35,19 +36,29 @@ class Seal(Value, frozen=True):
 
     def over(self, payload: bytes) -> Seal:
         """The same seal with the digest that it should have over ``payload``."""
+        return self.over_digest(hashlib.sha256(payload).digest())
+
+    def over_digest(self, digest: bytes) -> Seal:
+        """The same for a payload of which this is the SHA-256.
+
+        That the payload comes in by its digest lets it be hashed before it is known what the batch follows.
+        """
         bare = msgspec.structs.replace(self, sha256="")
-        digest = hashlib.sha256(bare.to_json())
-        digest.update(payload)
-        return msgspec.structs.replace(self, sha256=digest.hexdigest())
+        return msgspec.structs.replace(self, sha256=hashlib.sha256(bare.to_json() + digest).hexdigest())
 
 
 def seal(batch: Batch, previous: Seal | None) -> tuple[bytes, Seal]:
     """The batch as bytes that prove themselves and follow ``previous``, and their seal."""
+    made = next_seal(batch, previous)
+    return batch.payload + made.line(), made
+
+
+def next_seal(batch: Batch, previous: Seal | None) -> Seal:
+    """The seal of a batch that follows ``previous``."""
     if previous is not None and batch.first != previous.last + 1:
         raise HistoryDiffers(f"the copy ends at event {previous.last}, and {batch.first} does not follow it")
     chained = previous.sha256 if previous else ""
-    made = Seal(batch.namespace, batch.first, batch.last, len(batch), chained).over(batch.payload)
-    return batch.payload + made.line(), made
+    return Seal(batch.namespace, batch.first, batch.last, len(batch), chained).over_digest(batch.digest)
 
 
 class Torn(Exception):

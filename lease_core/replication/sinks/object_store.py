@@ -34,6 +34,7 @@ class ObjectStoreSink:
     ``access_key_id`` and so on; what is left out comes from the environment.
     """
 
+    sealed = True
     linger = 5.0  # many small objects cost more than a little lag
 
     def __init__(
