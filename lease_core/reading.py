@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, repeat
 
 import msgspec
 
@@ -136,10 +136,14 @@ def completions(store: Store, ns: int, after: int, upto: int | None, limit: int)
 
 
 def documents(store: Store, ns: int, after: int, limit: int) -> Iterator[tuple[int, int, bytes]]:
-    """Log rows from ``after`` on, read in growing pages so that neither a few nor very many cost too much."""
-    size = 0
-    until = after + limit
-    for page in _PAGES:
+    """Log rows from ``after`` on, read in growing pages so that neither a few nor very many cost too much.
+
+    From the second page on it is known how many events a row has, and no more rows are read than should be needed.
+    """
+    size = seen = 0
+    begun, until = after, after + limit
+    for most in chain(_PAGES, repeat(_PAGES[-1])):
+        page = min(most, 2 + (until - after) * seen // (after - begun)) if seen else most
         [rows, [[pruned]]] = store.read(
             Query(
                 "SELECT last, first, document FROM omnirelay_log WHERE ns = ? AND last > ? ORDER BY last LIMIT ?",
@@ -155,6 +159,7 @@ def documents(store: Store, ns: int, after: int, limit: int) -> Iterator[tuple[i
             yield first, last, bytes(document)
             size += len(document)
             after = last
+        seen += len(rows)
         if len(rows) < page or after >= until or size > _PAGE_BYTES:
             return
 

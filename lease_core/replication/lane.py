@@ -278,9 +278,8 @@ class Lane:
     def _fail(self, error: Exception) -> None:
         self._failures += 1
         self._state, self._error = "retrying", error
-        self._position = None  # part of the batch may be there: ask the sink, or go back to what was delivered
-        if not isinstance(self.sink, HoldsPosition) and self._known:
-            self._position = self._known
+        if isinstance(self.sink, HoldsPosition):
+            self._position = None  # part of the batch may be there: ask the sink
         pause = self.rules.backoff.pause(self._failures, getattr(error, "retry_after", None))
         self._retry_at = time.monotonic() + pause
         self._telemetry.failed(self._labels, error, self._behind_if_known(), self._age())

@@ -14,14 +14,17 @@ from lease_core.replication.contract import EventSource
 from lease_core.replication.errors import HistoryDiffers
 
 _ASK_THE_TIME_EVERY = 60.0
+_LARGE = 4 << 20
+"""Bytes: a page of so many may be short because its events are large."""
 
 
 class Pages:
     """The last few pages of the source that were read, so that sinks side by side share one read and one encoding.
 
-    A sink that is far behind reads its own pages, and memory stays bounded by how many are ``kept``. While the source
-    has nothing new it is asked once in ``quiet`` seconds, however many sinks wait. ``sealed`` says that sinks want the
-    digests of pages, which are then made where pages are read.
+    A sink that is far behind reads its own pages, and memory stays bounded by how many are ``kept``. Once the source
+    was read to its end it is asked once in ``quiet`` seconds, however many sinks wait: to follow a busy queue more
+    closely than that would make many small deliveries of few large ones, at the cost of the queue's own commits.
+    ``sealed`` says that sinks want the digests of pages, which are then made where pages are read.
     """
 
     def __init__(self, source: EventSource, size: int, kept: int, quiet: float, *, sealed: bool = False) -> None:
@@ -60,6 +63,8 @@ class Pages:
                 self._ended = (number, time.monotonic() + self._quiet)
             if read is None:
                 return None
+            if self._ends_the_log(read):
+                self._ended = (read.last, time.monotonic() + self._quiet)
             self._pages.appendleft(read)
             return read.head(limit)
 
@@ -90,6 +95,9 @@ class Pages:
         """Ask the source at the next call, even if it had nothing a moment ago."""
         with self._lock:
             self._ended = (-1, 0.0)
+
+    def _ends_the_log(self, page: Batch) -> bool:
+        return len(page) < self._size and (self._payload is None or len(page.payload) < _LARGE)
 
     def _at_hand(self, number: int) -> Batch | None:
         for page in self._pages:

@@ -48,6 +48,7 @@ class _Group:
     connection: sa.Connection
     head: int
     moved: dict[int, End] = field(default_factory=dict)
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
 
 
 class HubStore:
@@ -81,6 +82,7 @@ class HubStore:
                 group = _Group(connection, int(head or 0))
                 before = group.head
                 verdicts = [self._admit(group, offer) for offer in offers]
+                self._write_rows(group)
                 for end in group.moved.values():
                     connection.execute(
                         sa.update(streams).where(streams.c.id == end.stream).values(last=end.last, sha256=end.sha256)
@@ -105,6 +107,7 @@ class HubStore:
         if offer.first < end.first:
             return Verdict("INVALID", end.last + 1, f"the hub's copy begins at event {end.first}")
         if offer.first <= end.last:
+            self._write_rows(group)  # which may have some of what is compared
             if differs := self._difference(group.connection, end, offer):
                 said = f"the hub holds another event {differs} of {offer.source}"
                 return Verdict("REWRITES_HISTORY", end.last + 1, said, differs)
@@ -119,10 +122,15 @@ class HubStore:
         group.head += count
         size, (packing, stored) = len(offer.lines), self._pack(offer.lines)
         row = (group.head, end.stream, offer.first, offer.last, seal.previous, seal.sha256, size, packing, stored)
-        group.connection.exec_driver_sql(self._add, row)
+        group.rows.append(row)
         end = replace(end, last=offer.last, sha256=seal.sha256)
         self._ends[end.source, end.namespace] = group.moved[end.stream] = end
         return Verdict("STORED", end.last + 1)
+
+    def _write_rows(self, group: _Group) -> None:
+        if group.rows:
+            group.connection.exec_driver_sql(self._add, group.rows)
+            group.rows = []
 
     def _new(self, group: _Group, offer: Offer) -> End:
         values = {

@@ -17,10 +17,11 @@ class Writer:
     """The only one that appends. Offers of one stream are stored in the order in which they are made.
 
     No more than ``most_pending`` bytes wait at any time, one offer excepted: who offers more is made to wait, and does
-    not read from its source meanwhile.
+    not read from its source meanwhile. A commit has about ``group_bytes``: less than a source keeps under way, so that
+    the next batches arrive and are checked while these are stored.
     """
 
-    def __init__(self, store: HubStore, group_bytes: int = 16 << 20, most_pending: int = 64 << 20) -> None:
+    def __init__(self, store: HubStore, group_bytes: int = 4 << 20, most_pending: int = 64 << 20) -> None:
         self._store = store
         self._group_bytes, self._most_pending = group_bytes, most_pending
         self._waiting: deque[tuple[Offer, asyncio.Future[Verdict]]] = deque()

@@ -19,8 +19,8 @@ from lease_core.replication.paged import Paged
 from lease_core.replication.sealed import Block, Seal, Torn, blocks, next_seal
 
 _SUFFIX = ".jsonl"
-# A write that returns when it is on disk, rather than a write and then a call that forces it: between two calls a thread
-# that encodes the next batch would get the interpreter, and the disk would idle meanwhile.
+# A write that returns when it is on disk, rather than a write and then a call that forces it: between two calls the
+# thread that encodes the next batch would get the interpreter, and the disk would idle meanwhile.
 _FORCED = os.O_DSYNC
 
 
