@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -182,19 +183,22 @@ def gather(events: Iterable[LeaseEvent]) -> Iterator[Gathered]:
     """Consecutive events put together again as they are stored: ``expand`` gives them back one by one."""
     group: Gathered | None = None
     before: LeaseEvent | None = None
+    moment: datetime | None = None
+    said: object = None
     for event in events:
-        at = to_micros(event.timestamp)
-        if group is None or at != group.at or event.schema_version != group.version:
+        if group is None or event.timestamp != moment or event.schema_version != group.version:
             if group is not None:
                 yield group
-            group = Gathered(event.sequence_number, 0, at, event.schema_version, [], [])
+            moment = event.timestamp
+            group = Gathered(event.sequence_number, 0, to_micros(moment), event.schema_version, [], [])
             before = None
-        if before is None or not _goes_on(before, event, group.entries[-1]):
+        says = _shared(event)
+        if before is None or says != said or not _goes_on(before, event, group.entries[-1]):
             group.entries.append(_entry(event))
             group.items.append([])
         _join_to(group.entries[-1], group.items[-1], event)
         group.last = event.sequence_number
-        before = event
+        before, said = event, says
     if group is not None:
         yield group
 
@@ -204,11 +208,17 @@ _WITHOUT_ITEM = frozenset((EventType.HEARTBEAT, EventType.BACKPRESSURE_CHANGED))
 _WITH_NAME = frozenset(EventType) - _WITH_WHOLE_ITEM - _WITHOUT_ITEM
 
 
+_shared = attrgetter(
+    "type", "peer_id", "expires_at", "available_at", "attempt", "result", "error", "requeued", "principal",
+    "enqueued_at", "metadata", "errors",
+)  # fmt: skip
+"""What is the same in all events of an entry."""
+
+
 def _goes_on(before: LeaseEvent, event: LeaseEvent, entry: Entry) -> bool:
-    """Whether ``event`` says of the next item what ``before``, the last one in ``entry``, said of its own."""
+    """Whether ``event`` is about the item after that of ``before``, the last one in ``entry``, which says the same."""
     if (
-        event.type != before.type
-        or before.sequence_id is None
+        before.sequence_id is None
         or event.sequence_id != before.sequence_id + 1
         or event.type not in _KNOWN
         or (event.item is None) != (before.item is None)
@@ -220,20 +230,8 @@ def _goes_on(before: LeaseEvent, event: LeaseEvent, entry: Entry) -> bool:
             return False
     elif (other.lease_id, other.attempt, other.fence) != (one.lease_id, one.attempt, one.fence + 1):
         return False
-    steps = (event.pending - before.pending, event.active - before.active)
-    return (
-        (entry.n == 1 or steps == (entry.pending_step, entry.active_step))
-        and event.peer_id == before.peer_id
-        and event.expires_at == before.expires_at
-        and event.available_at == before.available_at
-        and event.attempt == before.attempt
-        and event.result == before.result
-        and event.error == before.error
-        and event.requeued == before.requeued
-        and event.principal == before.principal
-        and event.enqueued_at == before.enqueued_at
-        and event.metadata == before.metadata
-        and event.errors == before.errors
+    return entry.n == 1 or (
+        event.pending - before.pending == entry.pending_step and event.active - before.active == entry.active_step
     )
 
 

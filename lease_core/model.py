@@ -23,7 +23,11 @@ Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class Value(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Base of the model: immutable, comparable, JSON in and out."""
+    """Base of the model: immutable, comparable, JSON in and out.
+
+    Those that come by the ten thousand are not tracked by the garbage collector (``gc=False``), which would go through
+    all of them again and again: what has a form in JSON has no cycles.
+    """
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)
@@ -38,7 +42,7 @@ def from_json(kind: type[V], data: bytes | str) -> V:
     return msgspec.json.decode(data, type=kind)
 
 
-class WorkItem(Value, frozen=True):
+class WorkItem(Value, frozen=True, gc=False):
     """One piece of work: what is to be worked on, and whatever a worker needs to know about it.
 
     ``request_id`` makes enqueueing idempotent: the same id is accepted once, as long as its item is remembered.
@@ -128,7 +132,7 @@ class Lease(Value, frozen=True, dict=True):
         return self.origin.effects(self)
 
 
-class ErrorRecord(Value, frozen=True):
+class ErrorRecord(Value, frozen=True, gc=False):
     """One failed attempt: when, whose, and the error's text (first line: type and message; then the stack)."""
 
     attempt: int
@@ -264,7 +268,7 @@ class EventType(StrEnum):
     BACKPRESSURE_CHANGED = "BackpressureChanged"
 
 
-class LeaseEvent(Value, frozen=True):
+class LeaseEvent(Value, frozen=True, gc=False):
     """One entry of the log: one thing that happened to one item (or, for backpressure, to the queue).
 
     ``sequence_number`` is dense per namespace and follows commit order. ``sequence_id`` is the item's.

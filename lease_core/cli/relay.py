@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import threading
 from dataclasses import replace
@@ -64,6 +65,7 @@ def _once(relay: Relay) -> int:
 
 def _stay(relay: Relay, settings: Settings, every: float, stopping: threading.Event) -> int:
     relay.start()
+    gc.freeze()  # what was loaded by now stays, and need not be gone through again
     logger.info("relaying %s to %s", settings.relay.namespace, ", ".join(settings.enabled()))
     stay(stopping, every, lambda: _report(relay.status()), lambda: True)
     ended = relay.stop(settings.relay.stop_timeout)
