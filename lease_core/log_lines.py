@@ -1,15 +1,15 @@
 """The log straight to its wire form: the bytes that encoding each expanded event would give, several times faster.
 
 An entry stands for many events that differ in a few numbers and in the item's name. So the events of an entry are laid
-out as a table of columns, most of which have the same bytes in every row. What they share is encoded once, numbers that
-follow each other are encoded together, and the table is joined in one go.
+out as a table of columns, most of which have the same bytes in every row, and the table is joined in one go. Numbers
+count up or down by one: their last three digits are taken from a table, and those before them stay the same for long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,8 +20,20 @@ _decoder = msgspec.json.Decoder(Document)
 _encode = msgspec.json.Encoder().encode
 
 Piece = bytes | msgspec.Raw
-Column = bytes | Sequence[Piece]
-"""The same bytes for every event, or those of each."""
+
+
+class Depths(NamedTuple):
+    """A field with numbers that go up or down by one, none of them below 0; a 0 is left out with its field."""
+
+    field: bytes
+    numbers: range
+
+
+Column = bytes | Sequence[Piece] | range | Depths
+"""The same bytes for every event, those of each, or numbers that go up or down by one."""
+
+_DIGITS = [b"%d" % number for number in range(1_000)]
+_LAST_DIGITS = [b"%03d" % number for number in range(1_000)]
 
 
 def lines(namespace: str, first: int, document: bytes, after: int = 0) -> list[str]:
@@ -49,35 +61,70 @@ def pieces(
 
 
 def _laid_out(columns: list[Column], n: int) -> list[Piece]:
-    """The columns as ``n`` rows, row after row."""
-    merged: list[Column] = []
-    for column in columns:
-        if isinstance(column, bytes) and merged and isinstance(merged[-1], bytes):
-            merged[-1] += column
-        else:
-            merged.append(column)
-    width = len(merged)
-    table: list[Piece] = [b""] * (width * n)
-    for place, column in enumerate(merged):
-        table[place::width] = [column] * n if isinstance(column, bytes) else column
-    return table
+    """The columns as ``n`` rows, row after row: by runs in which only the last three digits of any number change."""
+    found: list[Piece] = []
+    counting = [column for column in columns if isinstance(column, range | Depths)]
+    start = 0
+    while start < n:
+        end = min([n, *(start + _alike(column, start) for column in counting)])
+        merged: list[bytes | Sequence[Piece]] = []
+        for column in columns:
+            for part in _run(column, start, end):
+                if isinstance(part, bytes) and merged and isinstance(merged[-1], bytes):
+                    merged[-1] += part
+                else:
+                    merged.append(part)
+        width = len(merged)
+        table: list[Piece] = [b""] * (width * (end - start))
+        for place, part in enumerate(merged):
+            table[place::width] = [part] * (end - start) if isinstance(part, bytes) else part
+        found += table
+        start = end
+    return found
+
+
+def _alike(column: range | Depths, start: int) -> int:
+    """How many numbers from this one on differ in their last three digits only. A depth of 0 is like no other."""
+    if isinstance(column, range):
+        return 1_000 - column[start] % 1_000
+    number = column.numbers[start]
+    if number == 0:
+        return 1
+    if column.numbers.step > 0:
+        return 1_000 - number % 1_000
+    return number if number < 1_000 else number % 1_000 + 1
+
+
+def _run(column: Column, start: int, end: int) -> Sequence[bytes | Sequence[Piece]]:
+    """Some rows of a column, as one or more."""
+    if isinstance(column, bytes):
+        return (column,)
+    if isinstance(column, Depths):
+        return (column.field, *_run(column.numbers, start, end)) if column.numbers[start] else ()
+    if not isinstance(column, range):
+        return (column[start:end],)
+    number, step = column[start], column.step
+    last = number % 1_000
+    stop = last + step * (end - start)
+    digits = (_DIGITS if number < 1_000 else _LAST_DIGITS)[last : None if stop < 0 else stop : step]
+    return (digits,) if number < 1_000 else (b"%d" % (number // 1_000), digits)
 
 
 def _columns(
     namespace: str, number: int, at: datetime, version: int, entry: Entry, begin: int, end: int
 ) -> list[Column]:
     """The events of one entry from the one at ``begin`` to the one before ``end``."""
-    numbers = _numbers(range(number + begin, number + end))
+    numbers = range(number + begin, number + end)
     columns: list[Column] = [b'{"namespace":' + _encode(namespace) + b',"sequenceNumber":', numbers]
     columns.append(b',"type":' + _encode(entry.type) + b',"timestamp":' + _encode(at))
     if entry.id is not None:
-        ids = _numbers(range(entry.id + begin, entry.id + end))
+        ids = range(entry.id + begin, entry.id + end)
         columns += (b',"sequenceId":', ids)
         if entry.lease is not None:
             granted = entry.fence or 0
             own = entry.type == EventType.LEASE_GRANTED
             proof = b',"attempt":%d,"leaseId":%b,"fence":' % (entry.attempt or 0, _encode(entry.lease))
-            fences = numbers if own else _numbers(range(granted + begin, granted + end))
+            fences = numbers if own else range(granted + begin, granted + end)
             columns += (b',"token":{"sequenceId":', ids, proof, fences, b"}")
     columns += _item(entry, begin, end)
     result = None if entry.result is msgspec.UNSET else msgspec.json.decode(entry.result)
@@ -107,12 +154,9 @@ def _depth(field: bytes, before: int, step: int, begin: int, end: int) -> list[C
     if not step:
         return [field + str(before).encode()] if before else []
     depths = range(before + step * (begin + 1), before + step * (end + 1), step)
-    values = _numbers(depths)
-    if 0 not in depths:
-        return [field, values]
-    fields = [field] * len(values)
-    fields[depths.index(0)] = values[depths.index(0)] = b""
-    return [fields, values]
+    if abs(step) == 1 and min(depths[0], depths[-1]) >= 0:
+        return [Depths(field, depths)]
+    return [[b"%b%d" % (field, depth) if depth else b"" for depth in depths]]
 
 
 def _item(entry: Entry, begin: int, end: int) -> list[Column]:
@@ -136,10 +180,6 @@ def _texts(field: bytes, value: Any, begin: int, end: int) -> list[Column]:
     if None in values:
         return [[b"" if each is None else field + _encode(each) for each in values]]
     return [field, list(map(_encode, values))]
-
-
-def _numbers(values: range) -> list[bytes]:
-    return _encode(list(values))[1:-1].split(b",")
 
 
 def _fields(**values: Any) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,6 +65,22 @@ def test_any_document(namespace: str, first: int, made: list[Entry], skipped: in
     after = first - 1 + skipped
     expected = [encode_event(event).decode() for event in log.expand(namespace, first, document, after)]
     assert log_lines.lines(namespace, first, document, after) == expected
+
+
+@pytest.mark.parametrize("step", [-1, 0, 1])
+@pytest.mark.parametrize("start", [1, 990, 1_000, 1_999, 999_990])
+def test_numbers_that_get_another_digit(start: int, step: int) -> None:
+    n = 2_100
+    named = Entry(EventType.COMPLETED, n, start + 5, pending=3_000, pending_step=step, active=n, active_step=-1)
+    named.attempt, named.lease, named.fence = 1, "lease", start + 9
+    named.resource_type, named.resource_id = "file", [str(each) for each in range(n)]
+    document = log.encode(1_700_000_000_000_000, [named])
+    for after in (0, start + 7, start + 1_500):
+        expected = [encode_event(event).decode() for event in log.expand("n", start, document, after)]
+        assert log_lines.lines("n", start, document, after) == expected
+        found, count = log_lines.pieces("n", start, document, after, 30)
+        assert b"".join(found).decode().split("\n")[:-1] == expected[:30]
+        assert count == 30
 
 
 def test_a_queue_that_did_everything() -> None:
