@@ -36,6 +36,7 @@ class Copy:
         self.namespace = head.namespace
         self.name = name
         self.number = head.number
+        self._unsure = False
 
     @classmethod
     def open(
@@ -91,6 +92,8 @@ class Copy:
 
     def advance(self, source: EventSource, limit: int = PAGE, upto: int | None = None) -> int:
         """Take in some ``limit`` more events. Gives how many; 0 says that the source has no more."""
+        if self._unsure:  # the last one failed on the way, or its commit got no answer
+            self.number, self._unsure = self.head().number, False
         if upto is not None:
             limit = min(limit, upto - self.number)
         if limit <= 0:
@@ -100,7 +103,8 @@ class Copy:
             groups = copying.gathered(source.events(self.number, limit))
         if not groups:
             return 0
-        before, self.number = self.number, copying.apply(self._store, self._ns, groups)
+        before, self._unsure = self.number, True
+        self.number, self._unsure = copying.apply(self._store, self._ns, groups), False
         return self.number - before
 
     def _stored(self, source: LeaseQueue, limit: int, upto: int | None) -> list[Gathered]:

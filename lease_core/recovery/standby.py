@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from lease_core.config import QueueConfig
-from lease_core.errors import InvalidInput, LeaseError
+from lease_core.errors import EventsPruned, InvalidInput
 from lease_core.queue import LeaseQueue
 from lease_core.recovery import sealing
 from lease_core.recovery.copy import PAGE, Copy, Leases
@@ -21,7 +21,7 @@ from lease_core.store.base import Clock
 
 logger = logging.getLogger(__name__)
 
-_FOR_GOOD = (CorruptCopy, HistoryDiffers, ReplayDiverged)
+_FOR_GOOD = (CorruptCopy, EventsPruned, HistoryDiffers, ReplayDiverged)
 
 
 class Standby:
@@ -55,8 +55,9 @@ class Standby:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._promoted = False
-        self.trouble: LeaseError | None = None
+        self.trouble: Exception | None = None
         self._reader = f"standby/{self._copy.name}"
+        self._told = self._copy.number
         if isinstance(source, Checkpoints):
             source.register_reader(self._reader, self._copy.number)
 
@@ -83,8 +84,9 @@ class Standby:
     def follow(self, limit: int = PAGE) -> int:
         """Take in what there is, up to ``limit`` events. Gives how many that were."""
         taken = self._copy.advance(self._source, limit)
-        if taken and isinstance(self._source, Checkpoints):
+        if self._told < self._copy.number and isinstance(self._source, Checkpoints):
             self._source.advance_reader(self._reader, self._copy.number)
+            self._told = self._copy.number
         return taken
 
     def start(self) -> None:
@@ -110,7 +112,7 @@ class Standby:
                 self.trouble = error
                 logger.error("the standby of %s has stopped: %s", self._copy.namespace, error)
                 return
-            except LeaseError as error:
+            except Exception as error:  # files, objects and databases go away and come back, each in its own words
                 self.trouble, busy, pause = error, False, min(pause * 2, 10.0)
                 logger.warning("the standby of %s cannot follow for now: %s", self._copy.namespace, error)
             if not busy:
