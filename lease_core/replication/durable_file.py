@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from lease_core.replication.errors import SinkUnavailable
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def force_folder(folder: Path) -> None:
@@ -14,6 +21,21 @@ def force_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def room_in(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Say what to do about a full disk, rather than which system call met it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise SinkUnavailable(no_room_left(f"in {os.fspath(folder)}")) from None
+
+
+def no_room_left(where: str) -> str:
+    return f"no space is left {where}: free some. Nothing is lost, the events wait in the log and come then"
 
 
 def place_file(path: Path, content: bytes) -> None:

@@ -7,11 +7,12 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from lease_core.model import LeaseEvent, Value
-from lease_core.replication.durable_file import force_folder
+from lease_core.replication.durable_file import force_folder, room_in
 
 
 class RefusedEvent(Value, frozen=True):
@@ -32,10 +33,10 @@ class RefusedEvents:
 
     def add(self, sink: str, reason: str, event: LeaseEvent) -> None:
         refused = RefusedEvent(sink, reason, datetime.now(UTC), event)
-        with self._lock:
+        with self._lock, room_in(self.path.parent):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
-                file.write(refused.to_json() + b"\n")
+            with self.path.open("ab+") as file:
+                file.write((b"\n" if _is_torn(file) else b"") + refused.to_json() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
             force_folder(self.path.parent)
@@ -49,3 +50,11 @@ class RefusedEvents:
                 yield decoder.decode(line)
             except msgspec.DecodeError:
                 continue
+
+
+def _is_torn(file: BinaryIO) -> bool:
+    """Whether a crash or a full disk cut the last line off: what comes next must not be joined to it."""
+    if not file.seek(0, os.SEEK_END):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
