@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import time
@@ -15,7 +16,8 @@ import sqlalchemy as sa
 from fsspec.core import url_to_fs
 
 from lease_core import LeaseQueue, limits
-from lease_core.errors import EventsPruned, InvalidInput
+from lease_core.errors import EventsPruned, InvalidInput, StoreFull
+from lease_core.replication.sinks.sql import no_room
 from omnirelay_dagster.iceberg import watermark
 from omnirelay_dagster.iceberg.catalog import MISSING, open_catalog
 from omnirelay_dagster.iceberg.errors import CommitContended, FilesWrong, SchemaDrift, SnapshotExpired
@@ -292,7 +294,13 @@ class _Feeding:
                 # One batch must not keep those before it out: fewer at a time, until it is alone.
                 self._most_batches = self._size // 2
                 return _NOTHING
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                raise self._full(error) from error
             except (CommitFailedException, sa.exc.DBAPIError) as error:
+                if no_room(error):
+                    raise self._full(error) from error
                 # Somebody else committed; or the database went away in the middle, and then nobody knows whether this
                 # landed. The table's own mark does: start over from there.
                 last = error
@@ -303,6 +311,13 @@ class _Feeding:
             f"{self._owner.name}: nothing could be committed in {_MOST_ATTEMPTS} attempts; the last one ended with "
             f"{type(last).__name__}. Nothing is lost: call it again when the catalog is less busy"
         ) from (last if isinstance(last, CommitFailedException) else last.orig)
+
+    def _full(self, error: Exception) -> StoreFull:
+        cause = getattr(error, "orig", error)
+        return StoreFull(
+            f"{self._owner.name}: no space is left for the table or its catalog ({cause}). What was committed before "
+            "stays, and nothing of this commit can be seen: free space, and call it again"
+        )
 
     def _commit_some(self) -> Commit | None:
         table = self.table = self._owner.load()

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from lease_core.errors import InvalidInput
-from lease_core.replication.sinks.sql import open_engine
+from lease_core.replication.sinks.sql import no_room, open_engine
 
 metadata = sa.MetaData()
 _number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
@@ -74,6 +74,13 @@ def open_database(url: str | sa.URL) -> sa.Engine:
         case other:
             raise InvalidInput("url", f"{other} is not supported; use sqlite:///path or postgresql://user@host/db")
     return engine
+
+
+def why(error: Exception) -> str:
+    """What is wrong with the database. Its own words may have its address in them, and so do not go out."""
+    if no_room(error):
+        return "no space is left for its database: free some; nothing that was acknowledged is lost"
+    return type(error).__name__
 
 
 def make_tables(engine: sa.Engine) -> None:

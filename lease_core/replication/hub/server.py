@@ -14,6 +14,7 @@ from lease_core.errors import InvalidConfig, StoreUnavailable
 from lease_core.replication.hub import wire
 from lease_core.replication.hub.addresses import parse
 from lease_core.replication.hub.credentials import PathLike, server_credentials
+from lease_core.replication.hub.schema import why
 from lease_core.replication.hub.servicer import Servicer
 from lease_core.replication.hub.store import HubStore
 from lease_core.replication.hub.writer import Writer
@@ -126,7 +127,7 @@ class HubServer:
         try:
             return HubStore(self._url)
         except sa.exc.SQLAlchemyError as error:  # its text may have the address in it, and that a password
-            raise StoreUnavailable(f"url: the hub's database cannot be opened ({type(error).__name__})") from None
+            raise StoreUnavailable(f"url: the hub's database cannot be opened ({why(error)})") from None
 
     def _bind(self, servicer: Servicer) -> Any:
         server = wire.grpc().aio.server(options=_options(self._most_bytes))

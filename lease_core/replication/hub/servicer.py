@@ -14,6 +14,7 @@ from lease_core.replication.errors import CorruptCopy
 from lease_core.replication.hub import wire
 from lease_core.replication.hub.admission import Verdict, check
 from lease_core.replication.hub.identity import Caller, NotYou
+from lease_core.replication.hub.schema import why
 from lease_core.replication.hub.store import Held, HubStore
 from lease_core.replication.hub.writer import Writer
 
@@ -203,8 +204,8 @@ class Servicer:
         try:
             return await self._aside(call, *given)
         except Exception as error:  # its text may have the database's address in it
-            logger.error("the hub cannot read its store: %s", type(error).__name__)
-            await context.abort(self._grpc.StatusCode.UNAVAILABLE, f"the hub cannot read ({type(error).__name__})")
+            logger.error("the hub cannot use its store: %s", why(error))
+            await context.abort(self._grpc.StatusCode.UNAVAILABLE, f"the hub cannot use its store ({why(error)})")
         raise AssertionError("abort raises")
 
     async def _aside(self, call: Callable[..., T], *given: Any) -> T:

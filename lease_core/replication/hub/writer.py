@@ -8,6 +8,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 from lease_core.replication.hub.admission import Offer, Verdict
+from lease_core.replication.hub.schema import why
 from lease_core.replication.hub.store import HubStore
 
 logger = logging.getLogger(__name__)
@@ -101,8 +102,8 @@ class Writer:
         try:
             found = await asyncio.get_running_loop().run_in_executor(self._thread, self._store.append, offers)
         except Exception as error:  # nothing was stored: the sources are told, and come again
-            logger.error("the hub cannot store: %s", type(error).__name__, exc_info=logger.isEnabledFor(logging.DEBUG))
-            return [Verdict("UNAVAILABLE", reason=f"the hub cannot store ({type(error).__name__})")] * len(offers)
+            logger.error("the hub cannot store: %s", why(error), exc_info=logger.isEnabledFor(logging.DEBUG))
+            return [Verdict("UNAVAILABLE", reason=f"the hub cannot store ({why(error)})")] * len(offers)
         for offer, verdict in zip(offers, found, strict=True):
             if verdict.outcome == "REWRITES_HISTORY":
                 logger.warning("%s/%s was refused: %s", offer.source, offer.namespace, verdict.reason)

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 from lease_core.errors import InvalidInput
 from lease_core.model import LeaseEvent
 from lease_core.replication.batch import Batch
-from lease_core.replication.durable_file import force_folder, replace_file
+from lease_core.replication.durable_file import force_folder, replace_file, room_in
 from lease_core.replication.errors import CorruptCopy, SinkUnavailable
 from lease_core.replication.paged import Paged
 from lease_core.replication.sealed import Block, Seal, Torn, blocks, next_seal
@@ -51,7 +51,7 @@ class JsonlSink:
         self._lock = threading.Lock()
 
     def deliver(self, batch: Batch) -> None:
-        with self._lock:
+        with self._lock, room_in(self._path):
             writer = self._writer(batch.namespace)
             rest = batch.after(writer.position)
             if rest is None:
@@ -63,7 +63,7 @@ class JsonlSink:
                 raise
 
     def position(self, namespace: str) -> int | None:
-        with self._lock:
+        with self._lock, room_in(self._path):
             return self._writer(namespace).position
 
     def close(self) -> None:
@@ -161,7 +161,12 @@ class _Writer:
         if self._file is None or self._size >= self._max_bytes:
             self._begin_file(batch.first)
         assert self._file is not None
-        self._size += _write(self._file, batch.payload, made.line())
+        try:
+            self._size += _write(self._file, batch.payload, made.line())
+        except OSError:
+            with suppress(OSError):  # a disk that is full is not kept full by half a batch
+                os.ftruncate(self._file, self._size)
+            raise
         self._last = made
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from lease_core.errors import InvalidInput
 from lease_core.model import LeaseEvent
 from lease_core.replication.batch import Batch
-from lease_core.replication.durable_file import place_file
+from lease_core.replication.durable_file import place_file, room_in
 from lease_core.replication.errors import CorruptCopy, SinkUnavailable
 from lease_core.replication.paged import Paged
 from lease_core.replication.sealed import Block, Seal, Torn, blocks, seal
@@ -127,7 +127,8 @@ def put_new(store: ObjectStore, key: str, data: bytes) -> None:
     from obstore.store import LocalStore
 
     if isinstance(store, LocalStore) and store.prefix is not None:
-        place_file(Path(store.prefix) / key, data)  # the library leaves a local file to the system's cache
+        with room_in(store.prefix):
+            place_file(Path(store.prefix) / key, data)  # the library leaves a local file to the system's cache
     else:
         obstore.put(store, key, data, mode="create")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,7 +15,8 @@ from lease_core.errors import InvalidInput
 from lease_core.model import LeaseEvent
 from lease_core.replication.batch import Batch
 from lease_core.replication.codec import decode_event
-from lease_core.replication.errors import CorruptCopy, HistoryDiffers, UnreadableEvent
+from lease_core.replication.durable_file import no_room_left
+from lease_core.replication.errors import CorruptCopy, HistoryDiffers, SinkUnavailable, UnreadableEvent
 from lease_core.replication.paged import Paged
 
 _metadata = sa.MetaData()
@@ -53,7 +56,7 @@ class SqlSink:
         self._insert = insert_statement(self._engine, copied_events)
 
     def deliver(self, batch: Batch) -> None:
-        with self._lock, self._begin() as connection:
+        with self._lock, _room(), self._begin() as connection:
             position = self._position(connection, batch.namespace)
             rest = batch.after(position or 0)
             if rest is None:
@@ -68,7 +71,7 @@ class SqlSink:
             self._move(connection, rest.namespace, position, rest.last)
 
     def position(self, namespace: str) -> int | None:
-        with self._lock, self._begin() as connection:
+        with self._lock, _room(), self._begin() as connection:
             return self._position(connection, namespace) or 0
 
     def close(self) -> None:
@@ -101,6 +104,24 @@ class SqlSink:
         )
         if moved.rowcount != 1:
             raise sa.exc.InvalidRequestError("another relay is writing to the same copy")
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    try:
+        yield
+    except sa.exc.DBAPIError as error:
+        if not no_room(error):
+            raise
+        raise SinkUnavailable(no_room_left("for the copy's database")) from None
+
+
+def no_room(error: BaseException) -> bool:
+    """Whether a database says that its disk is full."""
+    cause = getattr(error, "orig", None)
+    code = getattr(cause, "sqlite_errorcode", 0)
+    full = code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE
+    return full or getattr(cause, "sqlstate", None) == "53100"
 
 
 def open_engine(url: str | sa.URL) -> sa.Engine:
