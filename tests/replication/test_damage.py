@@ -209,3 +209,18 @@ def test_a_row_that_changed_or_went_is_found(
     with pytest.raises(CorruptCopy) as found:
         list(read_sql(url, "resourcelease").read())
     assert found.value.first_bad == first_bad
+
+
+def test_rows_that_come_while_a_copy_is_read_are_not_missing_from_it(tmp_path: Path, events: list[LeaseEvent]) -> None:
+    """A batch is committed after the reader saw no more rows, and before it asks how far the copy reaches."""
+    url = f"sqlite:///{tmp_path}/copy.db"
+    sink, copy = SqlSink(url), read_sql(url, "resourcelease")
+    sink.deliver(Batch(events[:4]))
+    ask = copy._last
+
+    def ask_late() -> int | None:
+        sink.deliver(Batch(events[:8]))
+        return ask()
+
+    copy._last = ask_late  # type: ignore[method-assign]
+    assert list(copy.read()) == events[:8]

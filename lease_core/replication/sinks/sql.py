@@ -173,14 +173,20 @@ class SqlCopy:
     def read(self, after: int = 0, page: int = 1_000) -> Iterator[LeaseEvent]:
         """The events above ``after``. Raises ``CorruptCopy`` at the first that is damaged, after all before it."""
         first = True
-        while rows := self._rows(after, page):
+        while rows := self._rows(after, page) or self._late(after, page):
             for number, text, crc in rows:
                 if number != after + 1 and not (first and after == 0):  # a copy may begin late, not leave out
                     raise CorruptCopy(copied_events.name, f"events {after + 1} to {number - 1} are missing", after)
                 yield self._event(number, text, crc, after)
                 after, first = number, False
-        if (last := self._last()) is not None and last > after:
-            raise CorruptCopy(copied_events.name, f"events {after + 1} to {last} are missing", after)
+
+    def _late(self, after: int, page: int) -> list[tuple[int, str, int]]:
+        """What was committed since a look found nothing above ``after``; there must be some if the position says so."""
+        if (last := self._last()) is None or last <= after:
+            return []
+        if rows := self._rows(after, page):
+            return rows
+        raise CorruptCopy(copied_events.name, f"events {after + 1} to {last} are missing", after)
 
     def _event(self, number: int, text: str, crc: int, last_good: int) -> LeaseEvent:
         line = text.encode()
