@@ -20,10 +20,10 @@ from tests.servers.ports import free_port
 class HubProcess:
     """`omnirelay hub` on a port of its own, which stays the same across restarts."""
 
-    def __init__(self, url: str, log: Path, *arguments: str) -> None:
+    def __init__(self, url: str, log: Path, *arguments: str, host: str = "127.0.0.1") -> None:
         self._url, self._log, self._arguments = url, log, arguments
-        self.port = free_port()
-        self.address = f"127.0.0.1:{self.port}"
+        self.host, self.port = host, free_port()
+        self.address = f"{host}:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
@@ -37,7 +37,7 @@ class HubProcess:
         deadline = time.monotonic() + 60
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                socket.create_connection((self.host, self.port), 1).close()
                 return self
             except OSError:
                 if self._process.poll() is not None or time.monotonic() > deadline:
