@@ -13,6 +13,7 @@ it leases work for a run, keeps the leases alive while the run works, and comple
     build_work_sensor           launches runs while there is work
     build_backpressure_sensor   holds back whatever feeds the queue while it is too deep
     build_replication_sensor    turns the queue's log into asset materializations
+    build_relay_sensor          delivers the queue's log to sinks
     build_run_status_sensors    hands back what dead runs hold
     build_observation_sensor    shows the queue's numbers, leases and health in the UI
 """
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from omnirelay_dagster.resource import LeaseQueueResource
     from omnirelay_dagster.sensors import (
         build_backpressure_sensor,
+        build_relay_sensor,
         build_replication_sensor,
         build_run_status_sensors,
         build_work_sensor,
@@ -52,6 +54,7 @@ _HOMES = {
     "LeasedBatch": "batch",
     "build_backpressure_sensor": "sensors",
     "build_observation_sensor": "queue_asset",
+    "build_relay_sensor": "sensors",
     "build_replication_sensor": "sensors",
     "build_run_status_sensors": "sensors",
     "build_work_sensor": "sensors",
@@ -81,6 +84,7 @@ __all__ = [
     "LeasedBatch",
     "build_backpressure_sensor",
     "build_observation_sensor",
+    "build_relay_sensor",
     "build_replication_sensor",
     "build_run_status_sensors",
     "build_work_sensor",

@@ -78,6 +78,11 @@ class LeaseQueueComponent(dg.Component, dg.Model, dg.Resolvable):
     replication: dict[str, Any] | None = Field(
         None, description="arguments of build_replication_sensor; without them there is no such sensor"
     )
+    relay: dict[str, Any] | None = Field(
+        None,
+        description="arguments of build_relay_sensor, such as config; without them there is no such sensor",
+        examples=[{"config": "omnirelay.toml"}],
+    )
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         return lease_queue_definitions(
@@ -93,4 +98,5 @@ class LeaseQueueComponent(dg.Component, dg.Model, dg.Resolvable):
             run_status=self.run_status,
             backpressure=self.backpressure,
             replication=self.replication,
+            relay=self.relay,
         )

@@ -16,6 +16,7 @@ from omnirelay_dagster.queue_asset import build_observation_sensor, build_queue_
 from omnirelay_dagster.resource import LeaseQueueResource
 from omnirelay_dagster.sensors import (
     build_backpressure_sensor,
+    build_relay_sensor,
     build_replication_sensor,
     build_run_status_sensors,
     build_work_sensor,
@@ -49,6 +50,7 @@ def lease_queue_definitions(
     run_status: Arguments | None = None,
     backpressure: Arguments | None = None,
     replication: Arguments | None = None,
+    relay: Arguments | None = None,
 ) -> dg.Definitions:
     """What the UI shows of the resource ``queue``, and what keeps it going. Merge it with your own definitions.
 
@@ -56,8 +58,8 @@ def lease_queue_definitions(
     back the leases of dead runs and, for ``asset``, the sensor that launches runs while there is work. ``asset`` may
     be a leased asset, several, their keys, a selection or a job; it is launched, not defined, by this.
 
-    ``work`` and ``run_status`` are further arguments for the sensors of that name. ``backpressure`` and
-    ``replication`` are too, and those two sensors exist only if asked for. ``resource`` defines the queue along with
+    ``work`` and ``run_status`` are further arguments for the sensors of that name. ``backpressure``, ``replication``
+    and ``relay`` are too, and those sensors exist only if asked for. ``resource`` defines the queue along with
     the rest, for those who do not define it themselves. ``asset_key`` and ``group_name`` say where the queue's asset
     is, by default at ``queues/<queue>``. ``max_lag`` is how many events a registered reader of the log may be behind,
     ``observe_every`` the seconds between observations, ``default_status`` whether sensors are on from the start.
@@ -81,7 +83,7 @@ def lease_queue_definitions(
     target = None if asset is None else _target(queue, asset, key)
     if target is not None:
         sensors.append(_work_sensor(queue, asset, target, _arguments("work", build_work_sensor, work, status)))
-    sensors += _more_sensors(queue, status, run_status, backpressure, replication)
+    sensors += _more_sensors(queue, status, run_status, backpressure, replication, relay)
     return dg.Definitions(
         assets=[build_queue_asset(queue, asset_key=key, group_name=group_name)],
         asset_checks=[build_queue_checks(queue, asset_key=key, max_lag=max_lag)],
@@ -142,6 +144,7 @@ def _more_sensors(
     run_status: Arguments | None,
     backpressure: Arguments | None,
     replication: Arguments | None,
+    relay: Arguments | None,
 ) -> list[dg.SensorDefinition]:
     found = list(
         build_run_status_sensors(queue, **_arguments("run_status", build_run_status_sensors, run_status, status))
@@ -152,6 +155,8 @@ def _more_sensors(
     if replication is not None:
         arguments = _arguments("replication", build_replication_sensor, replication, status)
         found.append(build_replication_sensor(queue, **arguments))
+    if relay is not None:
+        found.append(build_relay_sensor(queue, **_arguments("relay", build_relay_sensor, relay, status)))
     return found
 
 

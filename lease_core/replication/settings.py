@@ -103,9 +103,16 @@ class Settings(BaseModel):
         return {name: sink.rules() for name, sink in self.enabled().items()}
 
 
-def load_settings(path: str | os.PathLike[str] | None, environment: Mapping[str, str] | None = None) -> Settings:
-    """The settings of the file (if there is one) and the environment. Raises ``InvalidConfig``, naming the field."""
+def load_settings(
+    path: str | os.PathLike[str] | None, environment: Mapping[str, str] | None = None, *, source: str | None = None
+) -> Settings:
+    """The settings of the file (if there is one) and the environment. Raises ``InvalidConfig``, naming the field.
+
+    ``source`` stands for ``relay.url`` where the queue is known already, and only the sinks are asked for.
+    """
     tree = read_tree(path, environment, ("relay", "sinks"))
+    if source is not None and isinstance(tree.setdefault("relay", {}), dict):
+        tree["relay"]["url"] = source
     try:
         return Settings.model_validate(tree)
     except ValidationError as error:
