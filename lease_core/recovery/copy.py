@@ -142,7 +142,7 @@ class Copy:
 def _described(source: object, start: snapshots.Snapshot | None, config: QueueConfig) -> tuple[str, Rules]:
     """The identity and the rules of what is copied, as far as they are known. What ``config`` says goes first."""
     asked = config.model_fields_set
-    queue_id, rules = uuid.uuid4().hex, Rules()
+    queue_id, rules = getattr(source, "queue_id", None) or uuid.uuid4().hex, Rules()
     if start is not None:
         queue_id, rules = start.queue_id, Rules(**start.rules)
     elif isinstance(source, LeaseQueue):

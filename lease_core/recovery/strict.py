@@ -16,5 +16,5 @@ def strictly(source: EventSource) -> EventSource:
 
 class _Strict:
     def __init__(self, copy: JsonlCopy) -> None:
-        self.namespace = copy.namespace
+        self.namespace, self.queue_id = copy.namespace, copy.queue_id
         self.events = Paged(partial(copy.read, strict=True)).events

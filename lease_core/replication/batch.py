@@ -19,6 +19,9 @@ class Batch:
     all of them as one text of lines. A batch is made in one of these forms; the others come when asked for.
     """
 
+    origin = ""
+    """The id of the queue whose log this is, where the source says it."""
+
     def __init__(self, events: Sequence[LeaseEvent]) -> None:
         if not events:
             raise InvalidInput("events", "a batch needs at least one")
@@ -113,6 +116,7 @@ class Batch:
     def _cut(self, start: int, end: int) -> Batch:
         numbers = self.numbers
         part = Batch.__new__(Batch)
+        part.origin = self.origin
         part.namespace, part.first, part.last = self.namespace, numbers[start], numbers[end - 1]
         part._count = end - start
         if "events" in self.__dict__:

@@ -37,6 +37,7 @@ class Pages:
         self._lock = threading.Lock()
         self._ended: tuple[int, float] = (-1, 0.0)
         self._namespace: str | None = getattr(source, "namespace", None)
+        self._origin: str = getattr(source, "queue_id", None) or ""
         self._reader: ThreadPoolExecutor | None = None
         self._ahead: tuple[int, Future[Batch | None]] | None = None
         self._offset = (0.0, float("-inf"))
@@ -78,6 +79,8 @@ class Pages:
         read = ahead[1].result() if ahead is not None and ahead[0] == number else None
         if read is None:  # a page that was empty then may not be now
             read = self._read(number)
+        if read is not None:
+            read.origin = self._origin
         if read is not None and len(read) == self._size:
             if self._reader is None:
                 self._reader = ThreadPoolExecutor(1, thread_name_prefix="relay-read-ahead")

@@ -19,10 +19,11 @@ from lease_core.replication.codec import decode_events
 from lease_core.replication.errors import CorruptCopy, HistoryDiffers, UnreadableEvent
 
 _MARK = b'{"seal":'
+_QUEUE = "queue/"
 
 
 class Seal(Value, frozen=True):
-    """What a batch should be. ``previous`` is the digest of the batch before it, empty for the first."""
+    """What a batch should be. ``previous`` is the digest of the batch before it; of the first, whose log it is."""
 
     namespace: str
     first: int
@@ -30,6 +31,11 @@ class Seal(Value, frozen=True):
     count: int
     previous: str
     sha256: str = ""
+
+    @property
+    def queue_id(self) -> str | None:
+        """The queue whose log the copy is, said by the first batch of a copy that knows."""
+        return self.previous.removeprefix(_QUEUE) if self.previous.startswith(_QUEUE) else None
 
     def line(self) -> bytes:
         return _MARK + self.to_json() + b"}\n"
@@ -57,7 +63,7 @@ def next_seal(batch: Batch, previous: Seal | None) -> Seal:
     """The seal of a batch that follows ``previous``."""
     if previous is not None and batch.first != previous.last + 1:
         raise HistoryDiffers(f"the copy ends at event {previous.last}, and {batch.first} does not follow it")
-    chained = previous.sha256 if previous else ""
+    chained = previous.sha256 if previous else _QUEUE + batch.origin if batch.origin else ""
     return Seal(batch.namespace, batch.first, batch.last, len(batch), chained).over_digest(batch.digest)
 
 
@@ -89,6 +95,15 @@ class Block(msgspec.Struct):
             if event.sequence_number != number or event.namespace != self.seal.namespace:
                 raise CorruptCopy(place, f"event {event.sequence_number} stands where {number} should", number - 1)
         return events
+
+
+def owner_in(seals: Iterator[Seal]) -> str | None:
+    """Whose log a copy is, by the first of its seals. None if it does not say, or is damaged there."""
+    try:
+        first = next(seals, None)
+    except CorruptCopy:
+        return None  # whoever reads its beginning is told of it
+    return None if first is None else first.queue_id
 
 
 def blocks(data: bytes, place: str, before: Seal | None = None, last_good: int = 0) -> Iterator[Block]:

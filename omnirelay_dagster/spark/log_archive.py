@@ -7,14 +7,16 @@ overtakes a query that is already running.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 from urllib.parse import unquote
 
 from lease_core.errors import InvalidInput
-from lease_core.log import gather
-from lease_core.replication.errors import SinkUnavailable
+from lease_core.log import expand, gather
+from lease_core.model import LeaseEvent
+from lease_core.replication.archive import check_owner, check_same
+from lease_core.replication.errors import CorruptCopy, SinkUnavailable
 from lease_core.replication.sinks.object_store import read_segments, without_secrets
 from omnirelay_dagster.spark.log_columns import LogDocument
 from omnirelay_dagster.spark.log_reading import Log, LogHead, RangePruned, open_log, with_variables
@@ -36,6 +38,17 @@ class Archive:
         with without_secrets():
             return self._copy.first()
 
+    def queue_id(self) -> str | None:
+        """The queue whose log it is, if it says so."""
+        with without_secrets():
+            return self._copy.queue_id
+
+    def event(self, number: int) -> LeaseEvent | None:
+        """One of its events; none if it does not reach that far, or is damaged there."""
+        with without_secrets(), suppress(CorruptCopy):
+            return next(self._copy.read(number - 1), None)
+        return None
+
     def documents(self, lowest: int, highest: int, since: int | None, until: int | None) -> Iterator[LogDocument]:
         """Its events ``lowest`` to ``highest``, as many as it has, in the form that the log has them."""
         with without_secrets():
@@ -50,6 +63,7 @@ class ArchivedLog:
 
     def __init__(self, log: Log, archive: Archive) -> None:
         self._log, self._archive = log, archive
+        self._compared = False
 
     def head(self) -> LogHead:
         head = self._log.head()
@@ -68,6 +82,7 @@ class ArchivedLog:
                     yield document
                     after = document.last
             except RangePruned as gap:
+                self._compare(ns, gap.oldest)
                 missing = min(highest, gap.oldest - 1)
                 for document in self._archive.documents(after + 1, missing, since, until):
                     if document.first > after + 1:
@@ -76,6 +91,20 @@ class ArchivedLog:
                     after = document.last
                 if after < missing:  # the archive ends before what is left begins
                     raise RangePruned(after, gap.oldest) from None
+
+    def _compare(self, ns: int, number: int) -> None:
+        """See once that the archive is of this log, by the oldest event that both should have."""
+        if self._compared:
+            return
+        head, ours = self._log.head(), None
+        try:
+            for found in self._log.documents(ns, number, min(number, head.number)):
+                ours = next(expand(self._log.namespace, found.first, bytes(found.body), number - 1))
+        except RangePruned:
+            return  # pruned further meanwhile: whoever is told of that looks again
+        if not check_same(ours, self._archive.event(number), number):
+            check_owner(head.queue_id, self._archive.queue_id(), number)
+        self._compared = True
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lease_core import LeaseQueue, WorkItem
-from lease_core.replication import ObjectStoreSink, Relay, Rules, prune_archived, read_segments
+from lease_core.replication import HistoryDiffers, ObjectStoreSink, Relay, Rules, prune_archived, read_segments
 from omnirelay_dagster.spark.log_archive import Archive, ArchivedLog
 from omnirelay_dagster.spark.log_reading import open_log
 from tests.conformance.clock import FakeClock
@@ -121,3 +121,23 @@ def test_pruning_may_overtake_a_read(tmp_path: Path) -> None:
                 if document.last == 6:
                     assert prune(queue, copy) == 180
     assert numbers == list(range(5, 171))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_archive_of_another_queue_is_refused(overlap: bool, tmp_path: Path) -> None:
+    """Two queues of one name: told apart by the event where they meet, or by what the segments say."""
+    urls = [f"sqlite:///{tmp_path / name}.db" for name in ("queue", "stranger")]
+    for url in urls:
+        with LeaseQueue.open(url, "main") as queue:
+            for n in range(10):
+                queue.enqueue([WorkItem("file", f"{n}-{m}") for m in range(10)])
+    with LeaseQueue.open(urls[1], "main") as stranger:
+        copy = archive(stranger, tmp_path / "archive")
+    with LeaseQueue.open(urls[0], "main") as queue:
+        queue.prune_events(before=51 if overlap else 101)
+        queue.enqueue([WorkItem("file", f"late-{m}") for m in range(10)])
+    with open_log(urls[0], "main") as log:
+        both = ArchivedLog(log, Archive(copy, "main"))
+        said = "another event 51 than the log" if overlap else "begun for another queue"
+        with pytest.raises(HistoryDiffers, match=said):
+            list(both.documents(both.head().ns, 1, 110))

@@ -68,7 +68,9 @@ class _Tagged:
         tagged = [
             msgspec.structs.replace(event, metadata={**event.metadata, SHARD: self.shard}) for event in batch.events
         ]
-        self._sink.deliver(Batch(tagged))
+        made = Batch(tagged)
+        made.origin = batch.origin
+        self._sink.deliver(made)
 
     def close(self) -> None:
         _close(self._sink)

@@ -16,7 +16,7 @@ from lease_core.replication.batch import Batch
 from lease_core.replication.durable_file import force_folder, replace_file, room_in
 from lease_core.replication.errors import CorruptCopy, SinkUnavailable
 from lease_core.replication.paged import Paged
-from lease_core.replication.sealed import Block, Seal, Torn, blocks, next_seal
+from lease_core.replication.sealed import Block, Seal, Torn, blocks, next_seal, owner_in
 
 _SUFFIX = ".jsonl"
 # A write that returns when it is on disk, rather than a write and then a call that forces it: between two calls the
@@ -104,6 +104,11 @@ class JsonlCopy:
         self.namespace = namespace
         self._folder = folder
         self.events = Paged(self.read).events
+
+    @property
+    def queue_id(self) -> str | None:
+        """The queue whose log this is, if the copy says so."""
+        return owner_in(self.seals())
 
     def read(self, after: int = 0, *, strict: bool = False) -> Iterator[LeaseEvent]:
         """The events above ``after``. Raises ``CorruptCopy`` at the first that is damaged, after all before it.

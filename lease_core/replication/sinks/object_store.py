@@ -16,7 +16,7 @@ from lease_core.replication.batch import Batch
 from lease_core.replication.durable_file import place_file, room_in
 from lease_core.replication.errors import CorruptCopy, SinkUnavailable
 from lease_core.replication.paged import Paged
-from lease_core.replication.sealed import Block, Seal, Torn, blocks, seal
+from lease_core.replication.sealed import Block, Seal, Torn, blocks, owner_in, seal
 from lease_core.replication.sinks.jsonl import folder_name
 
 if TYPE_CHECKING:
@@ -191,6 +191,11 @@ class SegmentsCopy:
         self.namespace = namespace
         self._store = store
         self.events = Paged(self.read).events
+
+    @property
+    def queue_id(self) -> str | None:
+        """The queue whose log this is, if the copy says so."""
+        return owner_in(self.seals())
 
     def read(self, after: int = 0) -> Iterator[LeaseEvent]:
         """The events above ``after``. Raises ``CorruptCopy`` at the first that is damaged, after all before it."""
