@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import msgspec
-
 from lease_core.errors import EventsPruned
 from lease_core.model import LeaseEvent
 from lease_core.replication.contract import EventSource
 from lease_core.replication.errors import CorruptCopy, HistoryDiffers
-from lease_core.replication.sinks.combine import SHARD
+from lease_core.replication.same_event import same_event
 
 _PAGE = 1_000
 
@@ -68,7 +66,7 @@ def check_same(ours: LeaseEvent | None, theirs: LeaseEvent | None, number: int) 
     """Refuse an archive that has another event ``number`` than the log. False if it does not have it at all."""
     if ours is None or theirs is None or theirs.sequence_number != number:
         return False
-    if _untagged(ours) != _untagged(theirs):
+    if not same_event(ours, theirs):
         raise HistoryDiffers(
             f"the archive has another event {number} than the log of {ours.namespace!r}: it is that of another queue "
             "of the same name, or of another past of this one. Nothing was read from it"
@@ -84,13 +82,6 @@ def check_owner(ours: str | None, theirs: str | None, number: int) -> None:
             f"not {ours}). If this queue was made from a copy of that one, let a relay archive some more of it: they "
             "are then compared by what both have"
         )
-
-
-def _untagged(event: LeaseEvent) -> LeaseEvent:
-    """The event as its queue wrote it: a sink may tag the shard."""
-    if SHARD not in event.metadata:
-        return event
-    return msgspec.structs.replace(event, metadata={k: v for k, v in event.metadata.items() if k != SHARD})
 
 
 def prune_archived(live: Prunable, copy: EventSource, *, older_than: float | None = None) -> int:

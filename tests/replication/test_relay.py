@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,14 @@ from lease_core.replication import (
     JsonlSink,
     MemoryCheckpoints,
     MemorySink,
+    ObjectStoreSink,
     RefusedEvents,
     RefusedForGood,
     Relay,
     Rules,
+    Sink,
     SinkUnavailable,
+    SqlSink,
     each_event,
     read_jsonl,
 )
@@ -381,3 +384,27 @@ def test_the_queue_is_not_touched_while_nothing_happens(queue: LeaseQueue) -> No
         started = time.monotonic()
         time.sleep(1.0)
         assert len(reads) - before <= (time.monotonic() - started) / 0.2 + 2  # not eight times as many
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "objects", "sql"])
+def test_a_queue_made_anew_is_not_appended_to_the_copy_of_the_old_one(
+    kind: str, queue: LeaseQueue, tmp_path: Path
+) -> None:
+    """Its log is the longer one by now, so that the numbers alone would go on."""
+    make: Callable[[], Sink] = {
+        "jsonl": lambda: JsonlSink(tmp_path / "copy"),
+        "objects": lambda: ObjectStoreSink(f"file://{tmp_path}/copy"),
+        "sql": lambda: SqlSink(f"sqlite:///{tmp_path}/copy.db"),
+    }[kind]
+    work(queue, 50)
+    for _ in range(2):  # the same log may go on as often as it likes
+        relay = Relay(queue, make(), rules=Rules(linger=0))
+        assert relay.run_once()[0].position == 150
+        relay.stop()
+    with LeaseQueue.open(f"sqlite:///{tmp_path}/anew.db") as anew:
+        work(anew, 100)
+        relay = Relay(anew, make(), rules=Rules(linger=0))
+        [status] = relay.run_once()
+        relay.stop()
+    assert status.state == "stopped"
+    assert "another event 150 than the log" in str(status.error)

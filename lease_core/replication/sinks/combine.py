@@ -9,8 +9,7 @@ import msgspec
 from lease_core.errors import InvalidInput
 from lease_core.replication.batch import Batch
 from lease_core.replication.contract import HoldsPosition, Sink
-
-SHARD = "shard.id"
+from lease_core.replication.same_event import SHARD
 
 
 def fan_out(*sinks: Sink, name: str = "fan_out") -> Sink:

@@ -16,6 +16,7 @@ from lease_core.replication.batch import Batch
 from lease_core.replication.durable_file import force_folder, replace_file, room_in
 from lease_core.replication.errors import CorruptCopy, SinkUnavailable
 from lease_core.replication.paged import Paged
+from lease_core.replication.same_event import check_last
 from lease_core.replication.sealed import Block, Seal, Torn, blocks, next_seal, owner_in
 
 _SUFFIX = ".jsonl"
@@ -34,6 +35,7 @@ class JsonlSink:
     """
 
     sealed = True
+    compares = True
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class JsonlSink:
     def deliver(self, batch: Batch) -> None:
         with self._lock, room_in(self._path):
             writer = self._writer(batch.namespace)
+            check_last(batch, writer.position, writer.event)
             rest = batch.after(writer.position)
             if rest is None:
                 return
@@ -160,6 +163,11 @@ class _Writer:
     @property
     def position(self) -> int:
         return self._last.last if self._last else 0
+
+    def event(self, number: int) -> LeaseEvent | None:
+        """One of the events that are there."""
+        namespace = unquote(self._folder.name)
+        return next(JsonlCopy(self._folder, namespace).read(number - 1), None)
 
     def append(self, batch: Batch) -> None:
         made = next_seal(batch, self._last)

@@ -16,6 +16,7 @@ from lease_core.replication.batch import Batch
 from lease_core.replication.durable_file import place_file, room_in
 from lease_core.replication.errors import CorruptCopy, SinkUnavailable
 from lease_core.replication.paged import Paged
+from lease_core.replication.same_event import check_last
 from lease_core.replication.sealed import Block, Seal, Torn, blocks, owner_in, seal
 from lease_core.replication.sinks.jsonl import folder_name
 
@@ -35,6 +36,7 @@ class ObjectStoreSink:
     """
 
     sealed = True
+    compares = True
     linger = 5.0  # many small objects cost more than a little lag
 
     def __init__(
@@ -55,6 +57,8 @@ class ObjectStoreSink:
 
         with self._lock, without_secrets():
             rest: Batch | None = batch
+            copy = SegmentsCopy(self._store, batch.namespace)
+            check_last(batch, self._position(batch.namespace), lambda number: next(copy.read(number - 1), None))
             while rest := rest and rest.after(self._position(batch.namespace)):
                 data, made = seal(rest, self._ends[batch.namespace])
                 try:

@@ -18,6 +18,7 @@ from lease_core.replication.codec import decode_event
 from lease_core.replication.durable_file import no_room_left
 from lease_core.replication.errors import CorruptCopy, HistoryDiffers, SinkUnavailable, UnreadableEvent
 from lease_core.replication.paged import Paged
+from lease_core.replication.same_event import check_last
 
 _metadata = sa.MetaData()
 _number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
@@ -47,6 +48,8 @@ class SqlSink:
     keeps queues of the same namespace apart. The tables are made when they are missing.
     """
 
+    compares = True
+
     def __init__(self, url: str | sa.URL, name: str = "sql", *, source: str = "") -> None:
         self.name = name
         self._source = source
@@ -58,6 +61,7 @@ class SqlSink:
     def deliver(self, batch: Batch) -> None:
         with self._lock, _room(), self._begin() as connection:
             position = self._position(connection, batch.namespace)
+            check_last(batch, position or 0, lambda number: self._event(connection, batch.namespace, number))
             rest = batch.after(position or 0)
             if rest is None:
                 return
@@ -91,6 +95,14 @@ class SqlSink:
             sa.select(copy_positions.c.last).where(*_of(copy_positions, self._source, namespace))
         ).scalar()
         return None if found is None else int(found)
+
+    def _event(self, connection: sa.Connection, namespace: str, number: int) -> LeaseEvent | None:
+        found = connection.execute(
+            sa.select(copied_events.c.event).where(
+                *_of(copied_events, self._source, namespace), copied_events.c.sequence_number == number
+            )
+        ).scalar()
+        return None if found is None else decode_event(found)
 
     def _move(self, connection: sa.Connection, namespace: str, old: int | None, new: int) -> None:
         """Move the position, unless another relay did: the whole delivery is then rolled back."""
