@@ -17,7 +17,7 @@ class Telemetry:
     """The instruments of all sinks. ``meter`` is OpenTelemetry's global one unless given."""
 
     def __init__(self, meter: Any = None) -> None:
-        meter = meter or _global_meter()
+        meter = meter or global_meter()
         self._on = meter is not None
         if meter is None:
             return
@@ -68,7 +68,8 @@ class Telemetry:
             self._refused.add(1, labels)
 
 
-def _global_meter() -> Any:
+def global_meter() -> Any:
+    """OpenTelemetry's meter for this package; none without its API."""
     try:
         metrics = importlib.import_module("opentelemetry.metrics")
     except ImportError:

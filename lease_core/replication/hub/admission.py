@@ -13,12 +13,16 @@ Outcome = Literal["STORED", "MISSING", "REWRITES_HISTORY", "INVALID", "UNAVAILAB
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to one batch; ``next`` is the number that the hub waits for, where it knows."""
+    """The answer to one batch; ``next`` is the number that the hub waits for, where it knows.
+
+    ``stored`` is how many of its events had not been there before.
+    """
 
     outcome: Outcome
     next: int = 0
     reason: str = ""
     sequence_number: int = 0
+    stored: int = 0
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class HubServer:
 
     ``certificate`` and ``key`` are PEM files for TLS; with ``client_ca`` too it is mutual TLS, and a source is who its
     certificate says. Without them it listens on this machine only, unless it is told to be ``insecure``. ``port`` is
-    the one it listens on, also if ``listen`` asked for port 0.
+    the one it listens on, also if ``listen`` asked for port 0. ``meter`` is as of a relay.
     """
 
     def __init__(
@@ -43,11 +43,12 @@ class HubServer:
         insecure: bool = False,
         most_bytes: int = wire.MOST_BYTES,
         most_pending: int = 64 << 20,
+        meter: Any = None,
     ) -> None:
         parse("listen", listen)
         self._url, self._listen = url, listen
         self._credentials = server_credentials(listen, certificate, key, client_ca, insecure)
-        self._most_bytes, self._most_pending = most_bytes, most_pending
+        self._most_bytes, self._most_pending, self._meter = most_bytes, most_pending, meter
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
@@ -107,7 +108,7 @@ class HubServer:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         store = self._open()
         try:
-            writer = Writer(store, most_pending=self._most_pending)
+            writer = Writer(store, most_pending=self._most_pending, meter=self._meter)
             servicer = Servicer(store, writer, self._most_bytes, self._stopping)
             self.writer = writer
             try:

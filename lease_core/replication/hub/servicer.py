@@ -73,6 +73,7 @@ class Servicer:
                 large = batch.ByteSize() > _CHECKED_ASIDE
                 offer = await self._aside(check, source, batch) if large else check(source, batch)
                 if isinstance(offer, Verdict):
+                    self._writer.telemetry.invalid(source)
                     known: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
                     known.set_result(offer)
                     await answers.put(known)

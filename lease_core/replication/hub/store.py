@@ -125,7 +125,7 @@ class HubStore:
         group.rows.append(row)
         end = replace(end, last=offer.last, sha256=seal.sha256)
         self._ends[end.source, end.namespace] = group.moved[end.stream] = end
-        return Verdict("STORED", end.last + 1)
+        return Verdict("STORED", end.last + 1, stored=count)
 
     def _write_rows(self, group: _Group) -> None:
         if group.rows:

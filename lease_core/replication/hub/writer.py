@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from lease_core.replication.hub.admission import Offer, Verdict
 from lease_core.replication.hub.schema import why
 from lease_core.replication.hub.store import HubStore
+from lease_core.replication.hub.telemetry import HubTelemetry
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +25,11 @@ class Writer:
     the next batches arrive and are checked while these are stored.
     """
 
-    def __init__(self, store: HubStore, group_bytes: int = 4 << 20, most_pending: int = 64 << 20) -> None:
+    def __init__(
+        self, store: HubStore, group_bytes: int = 4 << 20, most_pending: int = 64 << 20, meter: Any = None
+    ) -> None:
         self._store = store
+        self.telemetry = HubTelemetry(meter)
         self._group_bytes, self._most_pending = group_bytes, most_pending
         self._waiting: deque[tuple[Offer, asyncio.Future[Verdict]]] = deque()
         self._pending = 0
@@ -81,7 +87,9 @@ class Writer:
             if not group:
                 return
             offers = [offer for offer, _ in group]
+            since = time.monotonic()
             verdicts = await self._append(offers)
+            self.telemetry.judged(offers, verdicts, time.monotonic() - since)
             for (_, future), verdict in zip(group, verdicts, strict=True):
                 if not future.done():
                     future.set_result(verdict)
