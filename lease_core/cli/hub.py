@@ -27,6 +27,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--insecure", action="store_true", default=None, help="let other machines in without TLS: anybody may publish"
     )
+    parser.add_argument(
+        "--keep-days", type=float, metavar="N", help="let go of older events that all cursors have passed (keeps all)"
+    )
     parser.add_argument("--report-every", type=float, default=60.0, metavar="SECONDS", help="how often to log progress")
     parser.add_argument("--verbose", action="store_true", help="log more")
 
@@ -34,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     log_to_stderr(options.verbose)
     sys.setswitchinterval(0.0005)  # the thread that stores must not wait long for the one that listens
-    named = ("url", "listen", "certificate", "key", "client_ca", "insecure")
+    named = ("url", "listen", "certificate", "key", "client_ca", "insecure", "keep_days")
     settings = load_hub_settings(options.config, given={name: getattr(options, name) for name in named})
     stopping = until_signalled()
     # a hub that is started before its database waits for it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from lease_core.errors import InvalidInput, LeaseError, StoreUnavailable
+from lease_core.errors import EventsPruned, InvalidInput, LeaseError, StoreUnavailable
 from lease_core.replication.hub import wire
 from lease_core.replication.hub.addresses import parse
 from lease_core.replication.hub.credentials import PathLike, client_credentials
@@ -75,5 +75,8 @@ def meaning(error: Any) -> LeaseError:
         case code.INVALID_ARGUMENT:
             field, _, problem = (error.details() or "").partition(": ")
             return InvalidInput(field, problem)
+        case code.OUT_OF_RANGE:
+            after, oldest = (error.details() or "0 1").split()
+            return EventsPruned(int(after), int(oldest))
         case _:
             return StoreUnavailable(said(error))

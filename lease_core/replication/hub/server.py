@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +23,7 @@ from lease_core.replication.hub.writer import Writer
 logger = logging.getLogger(__name__)
 
 _STOP_SECONDS = 10.0
+_PRUNE_SECONDS = 600.0
 
 
 class HubServer:
@@ -29,7 +31,8 @@ class HubServer:
 
     ``certificate`` and ``key`` are PEM files for TLS; with ``client_ca`` too it is mutual TLS, and a source is who its
     certificate says. Without them it listens on this machine only, unless it is told to be ``insecure``. ``port`` is
-    the one it listens on, also if ``listen`` asked for port 0. ``meter`` is as of a relay.
+    the one it listens on, also if ``listen`` asked for port 0. Events older than
+    ``keep_days`` are let go of, once every reader with a cursor has passed them. ``meter`` is as of a relay.
     """
 
     def __init__(
@@ -43,12 +46,14 @@ class HubServer:
         insecure: bool = False,
         most_bytes: int = wire.MOST_BYTES,
         most_pending: int = 64 << 20,
+        keep_days: float | None = None,
         meter: Any = None,
     ) -> None:
         parse("listen", listen)
         self._url, self._listen = url, listen
         self._credentials = server_credentials(listen, certificate, key, client_ca, insecure)
         self._most_bytes, self._most_pending, self._meter = most_bytes, most_pending, meter
+        self._keep = None if keep_days is None else timedelta(days=keep_days)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
@@ -115,7 +120,9 @@ class HubServer:
                 server = self._bind(servicer)
                 await server.start()
                 self._ready.set()
+                pruning = asyncio.create_task(self._prune(writer))
                 await self._stopping.wait()
+                pruning.cancel()
                 await writer.wake()
                 await server.stop(_STOP_SECONDS)
             finally:
@@ -123,6 +130,14 @@ class HubServer:
                 servicer.close()
         finally:
             store.close()
+
+    async def _prune(self, writer: Writer) -> None:
+        while self._keep is not None:
+            try:
+                await writer.prune(datetime.now(UTC) - self._keep)
+            except Exception as error:  # the next time will do
+                logger.warning("the hub cannot let go of old events for now: %s", why(error))
+            await asyncio.sleep(max(1.0, min(_PRUNE_SECONDS, self._keep.total_seconds())))
 
     def _open(self) -> HubStore:
         try:

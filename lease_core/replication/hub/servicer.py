@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from lease_core.errors import EventsPruned
 from lease_core.replication.errors import CorruptCopy
 from lease_core.replication.hub import wire
 from lease_core.replication.hub.admission import Verdict, check
@@ -204,6 +205,8 @@ class Servicer:
     async def _from_store(self, context: Any, call: Callable[..., T], *given: Any) -> T:
         try:
             return await self._aside(call, *given)
+        except EventsPruned as gap:
+            await context.abort(self._grpc.StatusCode.OUT_OF_RANGE, f"{gap.after} {gap.oldest}")
         except Exception as error:  # its text may have the database's address in it
             logger.error("the hub cannot use its store: %s", why(error))
             await context.abort(self._grpc.StatusCode.UNAVAILABLE, f"the hub cannot use its store ({why(error)})")

@@ -28,6 +28,7 @@ class HubSettings(BaseModel):
     insecure: bool = False
     most_bytes: int = Field(wire.MOST_BYTES, ge=1_024, le=1 << 30)
     most_pending: int = Field(64 << 20, ge=1_024)
+    keep_days: float | None = Field(None, gt=0, allow_inf_nan=False)
 
     def server(self) -> HubServer:
         options = self.model_dump(exclude={"url", "listen"})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,6 +13,7 @@ import sqlalchemy as sa
 from lease_core.replication.errors import CorruptCopy
 from lease_core.replication.hub.admission import Offer, Verdict, first_difference
 from lease_core.replication.hub.packing import leave, pack, unpack
+from lease_core.replication.hub.retention import check_number, check_position, prune_some, pruned
 from lease_core.replication.hub.schema import batches, cursors, heads, make_tables, open_database, streams
 from lease_core.replication.sealed import Seal
 from lease_core.replication.sinks.sql import insert_statement
@@ -152,10 +155,13 @@ class HubStore:
             .where(batches.c.stream == end.stream, batches.c.last >= offer.first, batches.c.first <= last)
             .order_by(batches.c.last)
         ).all()
+        if not found:
+            return None  # pruned
+        first = max(offer.first, found[0].first)  # what comes before it may be pruned
         held = b"".join(unpack(row.packing, bytes(row.lines)) for row in found).split(b"\n")
-        skip = offer.first - found[0].first
-        offered = offer.lines.split(b"\n")[: last - offer.first + 1]
-        return first_difference(b"\n".join(held[skip : skip + len(offered)]), b"\n".join(offered), offer.first)
+        skip = first - found[0].first
+        offered = offer.lines.split(b"\n")[first - offer.first : last - offer.first + 1]
+        return first_difference(b"\n".join(held[skip : skip + len(offered)]), b"\n".join(offered), first)
 
     def _end(self, connection: sa.Connection, source: str, namespace: str) -> End | None:
         known = self._ends.get((source, namespace))
@@ -183,7 +189,9 @@ class HubStore:
     def page(self, source: str, namespace: str, after: int) -> list[Held]:
         """The next batches of one source that have events above number ``after``: about a megabyte, at least one."""
         matching = (streams.c.source == source, streams.c.namespace == namespace, batches.c.last > after)
-        return self._page(matching, batches.c.last)
+        return self._page(
+            matching, batches.c.last, partial(check_number, source=source, namespace=namespace, after=after)
+        )
 
     def merged(self, after: int, source: str = "", namespace: str = "") -> list[Held]:
         """The same in the merged order, from position ``after`` on."""
@@ -192,9 +200,14 @@ class HubStore:
             matching.append(streams.c.source == source)
         if namespace:
             matching.append(streams.c.namespace == namespace)
-        return self._page(matching, batches.c.upto)
+        return self._page(matching, batches.c.upto, partial(check_position, after=after))
 
-    def _page(self, matching: Sequence[sa.ColumnElement[bool]], order: sa.ColumnElement[int]) -> list[Held]:
+    def _page(
+        self,
+        matching: Sequence[sa.ColumnElement[bool]],
+        order: sa.ColumnElement[int],
+        check: Callable[[sa.Connection], None],
+    ) -> list[Held]:
         join = batches.join(streams, batches.c.stream == streams.c.id)
         with self._engine.connect() as connection:
             sizes = connection.execute(
@@ -202,12 +215,28 @@ class HubStore:
             ).scalars()
             rows = _fitting(sizes.all())
             if not rows:
+                check(connection)
                 return []
             found = connection.execute(
                 sa.select(batches, streams.c.source, streams.c.namespace)
                 .select_from(join).where(*matching).order_by(order).limit(rows)
             ).all()  # fmt: skip
+            check(connection)  # at last, so that nothing can have been pruned since
         return _undamaged(found)
+
+    # Letting go
+
+    def prune(self, before: datetime) -> int:
+        """Let go of events from before that time, as far as no cursor waits for them. Gives the last position gone.
+
+        For the thread that appends.
+        """
+        more = True
+        while more:
+            with self._writer.begin() as connection:
+                more = prune_some(connection, before)
+        with self._engine.connect() as connection:
+            return pruned(connection)
 
     # Cursors
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import Any
 
 from lease_core.replication.hub.admission import Offer, Verdict
@@ -70,6 +71,10 @@ class Writer:
         async with self._stored:
             self.commits += 1
             self._stored.notify_all()
+
+    async def prune(self, before: datetime) -> int:
+        """Let go of events from before that time, between two commits. Gives the last position that is gone."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._store.prune, before)
 
     async def close(self) -> None:
         """Store what was offered, then stop."""
