@@ -30,6 +30,7 @@ from lease_core.replication import (
     each_event,
     read_jsonl,
 )
+from lease_core.replication.pages import Pages
 from tests.replication.conftest import work
 
 QUICK = Backoff(0.001, 0.01)
@@ -408,3 +409,18 @@ def test_a_queue_made_anew_is_not_appended_to_the_copy_of_the_old_one(
         relay.stop()
     assert status.state == "stopped"
     assert "another event 150 than the log" in str(status.error)
+
+
+def test_a_log_that_was_read_to_its_end_is_left_alone_for_an_interval() -> None:
+    with LeaseQueue.open("sqlite://") as queue:
+        pages = Pages(queue, size=10, kept=4, quiet=60.0)
+        queue.enqueue([WorkItem("file", str(n)) for n in range(13)])
+        found = [pages.after(0, 10), pages.after(10, 10)]
+        assert [(page.first, page.last) for page in found if page] == [(1, 10), (11, 13)]
+        queue.enqueue(WorkItem("file", "later"))
+        assert pages.after(13, 10) is None
+        pages.wake()
+        later = pages.after(13, 10)
+        assert later is not None
+        assert (later.first, later.last) == (14, 14)
+        pages.close()
