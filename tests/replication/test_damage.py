@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from lease_core import LeaseEvent, LeaseQueue
 from lease_core.replication import (
@@ -23,6 +25,7 @@ from lease_core.replication import (
     read_segments,
     read_sql,
 )
+from lease_core.replication.sealed import Seal
 from tests.replication.conftest import work
 
 
@@ -59,6 +62,23 @@ def test_a_bit_flipped_at_any_byte_of_a_segment_is_found(tmp_path: Path, events:
         with pytest.raises(CorruptCopy) as found:
             list(copy.read())
         assert found.value.first_bad == 4, offset
+
+
+def test_a_copy_whose_seals_are_of_the_first_kind_is_read(tmp_path: Path, events: list[LeaseEvent]) -> None:
+    """Those have their digest over the payload itself rather than over its digest."""
+    before, data = None, b""
+    for batch in (Batch(events[:5]), Batch(events[5:9])):
+        bare = Seal(batch.namespace, batch.first, batch.last, len(batch), before.sha256 if before else "")
+        before = replace(bare, sha256=hashlib.sha256(bare.to_json() + batch.payload).hexdigest())
+        data += batch.payload + before.line()
+    folder = tmp_path / events[0].namespace
+    folder.mkdir()
+    (folder / f"{1:020d}.jsonl").write_bytes(data)
+    assert list(read_jsonl(tmp_path).read(strict=True)) == events[:9]
+    sink = JsonlSink(tmp_path)
+    sink.deliver(Batch(events[9:12]))
+    sink.close()
+    assert list(read_jsonl(tmp_path).read(strict=True)) == events[:12]
 
 
 def test_a_segment_cut_at_any_byte_is_found(tmp_path: Path, events: list[LeaseEvent]) -> None:

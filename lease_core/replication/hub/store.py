@@ -308,7 +308,7 @@ def _as_held(row: Any) -> Held:
         lines = unpack(row.packing, bytes(row.lines))
     except ValueError:
         lines = b""
-    if seal.over(lines) != seal:
+    if not seal.holds(lines):
         said = f"a batch of {row.source}/{row.namespace} is not what was stored"
         raise CorruptCopy(batches.name, said, row.first - 1)
     return Held(row.source, row.upto - count + 1, seal, lines)
