@@ -46,12 +46,14 @@ def postgres_url(postgres_server: PostgresEndpoint) -> Iterator[str]:
     postgres_server.drop_database(name)
 
 
+# Every Java that a test starts lives for a minute or two: compiling well would take longer than what it gains.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 SPARK = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.log.level": "ERROR",
     # little data, many plans: compiling each of them would take longer than running it
     "spark.sql.codegen.wholeStage": "false",

@@ -90,6 +90,9 @@ def until(true: Callable[[], bool], seconds: float = 90.0) -> None:
         time.sleep(0.05)
 
 
+pytestmark = pytest.mark.slow  # the same endings, under a running instance, are in tests/dagster_dev in every run
+
+
 @pytest.fixture
 def fabric(tmp_path: Path) -> Iterator[Fabric]:
     fabric = Fabric(tmp_path)
@@ -97,7 +100,6 @@ def fabric(tmp_path: Path) -> Iterator[Fabric]:
     fabric.close()
 
 
-@pytest.mark.slow
 def test_a_step_killed_in_its_body_gives_its_work_to_the_next_run(fabric: Fabric) -> None:
     fabric.hold_back()
     run = fabric.start()
@@ -109,7 +111,6 @@ def test_a_step_killed_in_its_body_gives_its_work_to_the_next_run(fabric: Fabric
     assert fabric.attempts() == {2}
 
 
-@pytest.mark.slow
 def test_a_whole_run_killed_at_once_gives_its_work_to_the_next_run(fabric: Fabric) -> None:
     fabric.hold_back()
     run = fabric.start()

@@ -17,7 +17,7 @@ from tests.dagster_dev.staged_work import SlowToPublishIOManager, act
 from tests.dagster_dev.surroundings import Surroundings
 
 here = Surroundings.of_this_process()
-OFTEN = {"minimum_interval_seconds": 1}
+OFTEN = {"minimum_interval_seconds": 3}  # each tick takes processor time from what is to be watched
 
 
 @leased_asset(queue="landing", batch_size=5, io_manager_key="landing_io")
@@ -87,13 +87,20 @@ def regional(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
 
 
 QUEUES = ("regions", "landing", "storm", "matrix", "retry", "refusal", "wreck", "shared")
-BY_HAND = (troubled, relieved, retried, hopeless, wrecked, overtaken)
+TO_BE_KILLED = (troubled, wrecked, overtaken)  # with a process for the step, beside the run's own
+LEFT_ALONE = (relieved, retried, hopeless)
 [*_, wreck_silent] = build_run_status_sensors("wreck", report_dead_runs=True, grace_seconds=2, **OFTEN)
 
 defs = dg.Definitions.merge(
     dg.Definitions(
-        assets=[bronze, stormed, left, regional, *BY_HAND],
-        jobs=[dg.define_asset_job(f"{asset.key.path[-1]}_job", [asset]) for asset in BY_HAND],
+        assets=[bronze, stormed, left, regional, *TO_BE_KILLED, *LEFT_ALONE],
+        jobs=[
+            *(dg.define_asset_job(f"{asset.key.path[-1]}_job", [asset]) for asset in TO_BE_KILLED),
+            *(
+                dg.define_asset_job(f"{asset.key.path[-1]}_job", [asset], executor_def=dg.in_process_executor)
+                for asset in LEFT_ALONE
+            ),
+        ],
         sensors=[
             *build_run_status_sensors("matrix", **OFTEN),
             wreck_silent,
@@ -105,8 +112,8 @@ defs = dg.Definitions.merge(
             "takeover_io": here.outputs("takeover", SlowToPublishIOManager),
         },
     ),
-    lease_queue_definitions(queue="landing", asset=bronze, observe_every=1, work=OFTEN, run_status=OFTEN),
+    lease_queue_definitions(queue="landing", asset=bronze, observe_every=3, work=OFTEN, run_status=OFTEN),
     lease_queue_definitions(
-        queue="storm", asset=stormed, work={"max_concurrent_runs": 3, "items_per_run": 20, **OFTEN}, run_status=OFTEN
+        queue="storm", asset=stormed, work={"max_concurrent_runs": 3, "items_per_run": 80, **OFTEN}, run_status=OFTEN
     ),
 )

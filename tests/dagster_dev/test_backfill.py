@@ -12,6 +12,7 @@ from tests.dagster_dev.staged_work import item
 pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.mark.slow  # Dagster looks for backfills twice a minute; the partitions themselves are in tests/dagster
 @pytest.mark.parametrize("fabric", ["sqlite"], indirect=True)
 def test_a_backfill_takes_the_items_of_its_partitions(fabric: Fabric) -> None:
     queue = fabric.queue("regions")

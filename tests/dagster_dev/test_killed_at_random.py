@@ -23,8 +23,7 @@ pytestmark = pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("fabric", "batches", "kills"),
     [
-        pytest.param("sqlite", 60, 6, id="sqlite"),
-        pytest.param("postgres", 20, 2, id="postgres"),
+        pytest.param("postgres", 50, 3, id="postgres"),  # on SQLite the same is killed, one by one, in the matrix
         pytest.param("sqlite", 300, 30, id="sqlite-long", marks=pytest.mark.slow),
         pytest.param("postgres", 300, 30, id="postgres-long", marks=pytest.mark.slow),
     ],

@@ -120,6 +120,7 @@ def test_what_is_set_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
 
 
+@pytest.mark.slow
 def test_spark_runs_on_the_packaged_java(tmp_path: Path) -> None:
     """With every program of the machine on the PATH, but for its own java."""
     tools = tmp_path / "tools"

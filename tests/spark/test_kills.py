@@ -93,7 +93,7 @@ def test_a_step_outlives_its_killed_run_and_publishes_once(fabric: Fabric) -> No
     assert fabric.queue.stats().pending == 0
 
 
-@pytest.mark.parametrize("fabric", [ON_CLASSIC, SELDOM[ON_CONNECT]], indirect=True)
+@pytest.mark.parametrize("fabric", [SELDOM[ON_CLASSIC], SELDOM[ON_CONNECT]], indirect=True)
 def test_a_terminated_run_stops_its_work_on_the_executors(fabric: Fabric) -> None:
     fabric.hold_back()
     run = fabric.start()

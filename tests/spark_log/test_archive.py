@@ -30,6 +30,7 @@ def prune(queue: LeaseQueue, url: str) -> int:
     return gone
 
 
+@pytest.mark.parametrize("url", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)], indirect=True)
 def test_what_was_pruned_is_read_from_the_archive(
     spark: Any, open_queue: Open, url: str, clock: FakeClock, tmp_path: Path
 ) -> None:

@@ -120,11 +120,16 @@ def test_the_tables_are_what_a_plain_pass_gives(
     assert totals == (len(Oracle(events_of(queue)).items), sum(e.type == "LeaseGranted" for e in events_of(queue)))
 
 
+@pytest.mark.parametrize(
+    "points",
+    [("before-commit", "after-commit"), pytest.param(("read", "begun", "half-written"), marks=pytest.mark.slow)],
+    ids="-".join,
+)
 def test_a_crash_at_any_point_loses_and_doubles_nothing(
-    spark: Any, queue: LeaseQueue, clock: FakeClock, tmp_path: Path
+    spark: Any, queue: LeaseQueue, clock: FakeClock, tmp_path: Path, points: tuple[str, ...]
 ) -> None:
     storage = tmp_path / "tables"
-    for seed, point in enumerate(("read", "begun", "half-written", "before-commit", "after-commit")):
+    for seed, point in enumerate(points):
         live(queue, clock, seed=seed, steps=15)
 
         def probe(reached: str, point: str = point) -> None:

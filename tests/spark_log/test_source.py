@@ -36,6 +36,7 @@ def test_what_spark_reads_is_what_the_queue_says(spark: Any, open_queue: Open, u
     assert events_in(part) == events[6:-5]
 
 
+@pytest.mark.parametrize("url", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)], indirect=True)
 def test_filters_narrow_what_is_read(spark: Any, open_queue: Open, url: str, clock: FakeClock) -> None:
     queue = open_queue()
     live(queue, clock, seed=22, steps=60)
@@ -86,6 +87,7 @@ def test_a_read_that_cannot_be_says_why(spark: Any, pruned: Any) -> None:
             reader(spark, url, queue, **dict([options])).load().count()
 
 
+@pytest.mark.parametrize("url", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)], indirect=True)
 def test_a_stream_reads_each_event_once_through_restarts(
     spark: Any, open_queue: Open, url: str, clock: FakeClock, tmp_path: Path
 ) -> None:
