@@ -14,6 +14,7 @@ from lease_core.replication.contract import EventSource
 from lease_core.replication.errors import HistoryDiffers
 
 _ASK_THE_TIME_EVERY = 60.0
+_PAGES_AHEAD = 2  # a disk takes its time unevenly: with one page ahead either side would often wait for the other
 _LARGE = 4 << 20
 """Bytes: a page of so many may be short because its events are large."""
 
@@ -39,7 +40,7 @@ class Pages:
         self._namespace: str | None = getattr(source, "namespace", None)
         self._origin: str = getattr(source, "queue_id", None) or ""
         self._reader: ThreadPoolExecutor | None = None
-        self._ahead: tuple[int, Future[Batch | None]] | None = None
+        self._ahead: deque[tuple[int, Future[Batch | None]]] = deque()
         self._offset = (0.0, float("-inf"))
         self._head = (0, float("-inf"))
 
@@ -72,25 +73,36 @@ class Pages:
     def _take(self, number: int) -> Batch | None:
         """The page above ``number``: the one that was read ahead, if it is that, or else read now.
 
-        While a full page is on its way to the sinks the next one is read by a thread, so that reading and writing take
-        their time at once rather than in turn.
+        While a full page is on its way to the sinks the next ones are read by a thread, so that reading and writing
+        take their time at once rather than in turn.
         """
-        ahead, self._ahead = self._ahead, None
-        read = ahead[1].result() if ahead is not None and ahead[0] == number else None
+        if self._ahead and self._ahead[0][0] != number:
+            self._ahead.clear()
+        read = self._ahead.popleft()[1].result() if self._ahead else None
         if read is None:  # a page that was empty then may not be now
+            self._ahead.clear()
             read = self._read(number)
         if read is not None:
             read.origin = self._origin
         if read is not None and len(read) == self._size:
             if self._reader is None:
                 self._reader = ThreadPoolExecutor(1, thread_name_prefix="relay-read-ahead")
-            self._ahead = (read.last, self._reader.submit(self._read, read.last))
+            while len(self._ahead) < _PAGES_AHEAD:
+                place = read.last + self._size * len(self._ahead)
+                before = self._ahead[-1][1] if self._ahead else None
+                self._ahead.append((place, self._reader.submit(self._read_on, place, before)))
         return read
+
+    def _read_on(self, number: int, before: Future[Batch | None] | None) -> Batch | None:
+        """The page above ``number``, unless the one before it, which this thread has read, ends the log."""
+        page = None if before is None else before.result()
+        return self._read(number) if before is None or (page is not None and page.last == number) else None
 
     def close(self) -> None:
         """Let go of the thread that reads ahead; it comes back when it is needed."""
         with self._lock:
-            reader, self._reader, self._ahead = self._reader, None, None
+            reader, self._reader = self._reader, None
+            self._ahead.clear()
         if reader is not None:
             reader.shutdown(wait=True)
 
