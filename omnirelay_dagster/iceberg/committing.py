@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table, Transaction
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import MetadataLogEntry
 
 _READERS = 8
 MAIN_BRANCH = "main"
@@ -72,15 +73,27 @@ def _check_rows(batch: Batch, footers: list[Footer]) -> None:
 
 
 def light(metadata: TableMetadata, old: list[int]) -> TableMetadata:
-    """The table's metadata as a commit needs it: pyiceberg's own retries off, and without the snapshots that it does
-    not touch. A transaction copies its metadata many times over, and a commit would cost more with every snapshot
-    kept. What is committed is applied to the whole of it, which the catalog loads afresh."""
+    """The table's metadata as a commit needs it: pyiceberg's own retries off, and without the snapshots and earlier
+    versions that it does not touch. A transaction copies its metadata many times over, and a commit would cost more
+    with every one kept. What is committed is applied to the whole of it, which the catalog loads afresh."""
     main = metadata.current_snapshot()
     kept = [each for each in metadata.snapshots if each == main or each.snapshot_id in old]
     refs = {name: ref for name, ref in metadata.refs.items() if name == MAIN_BRANCH}
     properties = {**metadata.properties, **NO_RETRIES}
     changes = {"properties": properties, "snapshots": kept, "snapshot_log": [], "refs": refs}
-    return metadata.model_copy(update=changes)
+    return metadata.model_copy(update={**changes, "metadata_log": _leaving(metadata)})
+
+
+def _leaving(metadata: TableMetadata) -> list[MetadataLogEntry]:
+    """The earlier versions that a commit pushes out of the log: their files are deleted after it."""
+    from pyiceberg.table import TableProperties
+
+    most = int(
+        metadata.properties.get(
+            TableProperties.METADATA_PREVIOUS_VERSIONS_MAX, TableProperties.METADATA_PREVIOUS_VERSIONS_MAX_DEFAULT
+        )
+    )
+    return metadata.metadata_log[: max(0, len(metadata.metadata_log) - max(1, most) + 1)]
 
 
 def fit(transaction: Transaction, planned: Planned, allowed: frozenset[str]) -> Planned:

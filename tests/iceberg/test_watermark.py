@@ -279,6 +279,8 @@ def test_old_snapshots_and_manifests_go_and_the_data_stays(lake: Lake, tmp_path:
     assert pairs(table) == expected(30)
 
     folder = tmp_path / "lake" / "lake" / "orders" / "metadata"
+    assert len(metadata.metadata_log) == 20
+    assert len(list(folder.glob("*.metadata.json"))) == 21  # the log's and the present one
     before = len(list(folder.glob("*.avro")))
     removed = table.tidy(older_than=0)
     assert removed
