@@ -46,7 +46,9 @@ $(BENCH_INSTALLED): $(INSTALLED)
 	@rm -f .venv/.bench-installed-*; touch $@
 
 test: $(INSTALLED) ## run the tests (ARGS="-k lease" to choose)
-	$(SPARK) $(BIN)/python -m pytest -n 3 --durations=15 $(ARGS)
+	@# kills and clocks share two cores with other tests: what fails beside them must pass alone, or the run fails
+	@$(SPARK) { $(BIN)/python -m pytest -n 3 --durations=15 $(ARGS) \
+		|| { echo "AGAIN, ALONE: what failed above"; $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS); }; }
 
 test-slow: $(INSTALLED) ## the tests that take long
 	$(SPARK) $(BIN)/python -m pytest -m slow $(ARGS)
