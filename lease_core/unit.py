@@ -76,6 +76,7 @@ class Unit:
         self._live: dict[int, Span] = {}
         self._firsts: list[int] = []
         self._errors: list[tuple[Any, ...]] = []
+        self._forgotten: list[selects.Range] = []
         self._head_touched = False
 
     def fetch(self, *queries: Query) -> list[list[Row]]:
@@ -275,11 +276,8 @@ class Unit:
         return [(first, last, error) for _, last, _, _, first, _, _, _, error in self._errors]
 
     def forget_errors(self, spans: Sequence[Span]) -> None:
-        """Let no error row cover items of these spans any more."""
-        gone = selects.merged(sorted((span.first, span.last) for span in spans if span.has_errors))
-        if gone:
-            for row in set(chain.from_iterable(self.fetch(*selects.errors(self.store, self.ns, gone)))):
-                self._cut_error(row, gone)
+        """Let no error row that is stored cover items of these spans any more."""
+        self._forgotten += [(span.first, span.last) for span in spans if span.has_errors]
 
     def _cut_error(self, row: Row, gone: Sequence[selects.Range]) -> None:
         first, last, number, nth, *what = row
@@ -316,14 +314,22 @@ class Unit:
     def write_spans(self) -> None:
         """Hand over how the items stand now, and why they failed."""
         self._write_changes()
-        for error in self._errors:
-            self.transaction.write(_INSERT_ERROR, error)
+        self._write_errors()
         if self.lanes:
             sql = _OPEN_LANES.format(member=self.store.member)
             lanes = self.store.pack(sorted(self.lanes))
             self.transaction.write(sql, (self.now, self.ns, self.ns, lanes), last=True)
             # what comes first in a lane now may be due at any time
             self.head.next_due = min(self.head.next_due or self.now, self.now)
+
+    def _write_errors(self) -> None:
+        """A row is cut once for all that is forgotten: cut one by one, each would be cut from what is stored."""
+        gone = selects.merged(sorted(self._forgotten))
+        if gone:
+            for row in set(chain.from_iterable(self.fetch(*selects.errors(self.store, self.ns, gone)))):
+                self._cut_error(row, gone)
+        for error in self._errors:
+            self.transaction.write(_INSERT_ERROR, error)
 
     def _write_changes(self) -> None:
         new = {span.first: span for span in join(list(self._live.values()))}

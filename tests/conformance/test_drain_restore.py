@@ -416,3 +416,13 @@ def test_a_fence_from_another_life_does_not_confuse_the_next_grant(queue: LeaseQ
     lease = one(queue)
     assert lease.token.attempt == 4
     assert not queue.complete(lease).refused
+
+
+def test_neighbours_that_come_back_from_elsewhere_have_their_errors_once(open_queue: OpenQueue) -> None:
+    """They failed together, so that one row tells of all of them, and come back in one call."""
+    here, there = open_queue("here", retry_delay=0), open_queue("there")
+    here.enqueue([WorkItem("file", str(n), request_id=f"r{n}") for n in range(5)])
+    here.fail(here.lease("worker", limit=5), "broken")
+    there.restore(here.drain(limit=4))
+    here.restore(there.drain(limit=4))
+    assert [len(status.errors) for status in here.inspect(range(1, 6))] == [1] * 5
