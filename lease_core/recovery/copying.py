@@ -6,20 +6,21 @@ log move together, so whatever is there after a crash is the queue as of some nu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain, pairwise
 
 import msgspec
 
 from lease_core import leaving, log, payload
-from lease_core.entering import by_request_id, keep_origin, with_key
+from lease_core.entering import keep_origin, with_key
 from lease_core.log import Entry, Gathered
 from lease_core.machine import Claim, Moved, Outcome, Span, State, decide, replace
 from lease_core.model import ErrorRecord, EventType, LeaseEvent, WorkItem, to_datetime
+from lease_core.recovery.room import enters, parts
 from lease_core.replay import ReplayDiverged, Told, as_restored
 from lease_core.store import selects
-from lease_core.store.base import Query, Row, Store, Transaction
-from lease_core.unit import SealedUnit, Unit
+from lease_core.store.base import Row, Store, Transaction
+from lease_core.unit import SealedUnit
 
 
 def gathered(events: Sequence[LeaseEvent]) -> list[Gathered]:
@@ -38,50 +39,9 @@ def apply(store: Store, ns: int, groups: Sequence[Gathered]) -> int:
     Raises ``ReplayDiverged``, and goes no further, at an event that could not have happened to the items as they stand.
     """
     number = 0
-    for part in _parts(groups):
-        _make_room(store, ns, part)
+    for part in parts(store, ns, groups):
         number = store.run(ns, lambda transaction, part=part: _apply(store, transaction, part))  # type: ignore[misc]
     return number
-
-
-def _parts(groups: Sequence[Gathered]) -> Iterator[list[Gathered]]:
-    """Events that may share a transaction.
-
-    What removes rows, or puts others in their place, has one of its own: within a transaction statements are sent
-    together, and must not depend on each other's order.
-    """
-    part: list[Gathered] = []
-    before = ""
-    requests: set[str] = set()
-    for group in groups:
-        for kind, piece in group.parted(_kind):
-            asked = [item.request_id for _, item in _coming(piece) if item.request_id is not None]
-            # a request that comes twice: its first item was forgotten in between
-            if part and (kind != before or not requests.isdisjoint(asked)):
-                yield part
-                part, requests = [], set()
-            before = kind
-            part.append(piece)
-            requests.update(asked)
-    if part:
-        yield part
-
-
-def _kind(entry: Entry) -> str:
-    if entry.type == EventType.PURGED:
-        return "removes"
-    return "replaces" if entry.type == EventType.RESTORED and entry.enqueued_at is not None else "moves"
-
-
-def _enters(entry: Entry) -> bool:
-    return entry.type == EventType.ENQUEUED or _kind(entry) == "replaces"
-
-
-def _coming(group: Gathered) -> Iterator[tuple[int, WorkItem]]:
-    """The items that come in with these events, by id."""
-    for entry, items in zip(group.entries, group.items, strict=True):
-        if entry.id is not None and _enters(entry):
-            yield from enumerate(items, entry.id)
 
 
 def _apply(store: Store, transaction: Transaction, groups: list[Gathered]) -> int:
@@ -117,7 +77,7 @@ class _CopyingUnit(SealedUnit):
         """Load the spans of all items concerned; give the rows of those that come in and are here already."""
         entries = [entry for group in groups for entry in group.entries if entry.id is not None]
         ranges = _ranges(entries)
-        here = selects.items(self.store, self.ns, _ranges([entry for entry in entries if _enters(entry)]))
+        here = selects.items(self.store, self.ns, _ranges([entry for entry in entries if enters(entry)]))
         spans = selects.overlapping(self.store, self.ns, ranges)
         found = self.fetch(*spans, *here)
         self.load(chain.from_iterable(found[: len(spans)]))
@@ -127,7 +87,7 @@ class _CopyingUnit(SealedUnit):
         self.head.number = number + entry.n - 1
         if entry.type == EventType.BACKPRESSURE_CHANGED:
             self.head.backpressure = int(entry.metadata.get("active") == "true")
-        elif entry.type == EventType.ENQUEUED or (entry.type == EventType.RESTORED and entry.enqueued_at is not None):
+        elif enters(entry):
             self._come_in(entry, items, number, at, rows)
         elif entry.id is not None and entry.type in _MOVES:
             self._move(entry, items, number, at)
@@ -248,54 +208,3 @@ def _decide(entry: Entry, offset: int, number: int, part: Span, at: int) -> Outc
 
 def _ranges(entries: list[Entry]) -> list[selects.Range]:
     return selects.merged(sorted((entry.id or 0, (entry.id or 0) + entry.n - 1) for entry in entries))
-
-
-Coming = dict[int, WorkItem]
-
-
-def _make_room(store: Store, ns: int, groups: list[Gathered]) -> None:
-    """Forget finished items whose ids or request ids come in anew: the queue had forgotten them when that happened."""
-    coming: Coming = dict(chain.from_iterable(map(_coming, groups)))
-    if coming and _is_crowded(store, ns, coming):
-        store.run(ns, lambda transaction: _forget_old(store, transaction, coming, groups[0].first))
-
-
-def _is_crowded(store: Store, ns: int, coming: Coming) -> bool:
-    queries = [Query("SELECT 1 FROM omnirelay_item WHERE ns = ? AND id >= ? LIMIT 1", (ns, min(coming)))]
-    if requests := _requests(coming):
-        sql = f"SELECT 1 FROM omnirelay_item WHERE ns = ? AND request_id {store.member} LIMIT 1"
-        queries.append(Query(sql, (ns, store.pack(sorted(requests)))))
-    return any(store.read(*queries))
-
-
-def _requests(coming: Coming) -> dict[str, int]:
-    return {item.request_id: i for i, item in coming.items() if item.request_id is not None}
-
-
-def _forget_old(store: Store, transaction: Transaction, coming: Coming, first: int) -> None:
-    unit = _CopyingUnit(store, transaction)
-    unit.fetch()
-    if unit.head.number >= first:
-        return  # these came in before a crash: nothing is in their way but they themselves
-    requests = _requests(coming)
-    found = chain.from_iterable(unit.fetch(*by_request_id(unit, sorted(requests))))
-    old = {own for request, own in found if requests[request] != own}
-    ranges = selects.merged([(i, i) for i in sorted(coming)])
-    for row in chain.from_iterable(unit.fetch(*selects.items(store, transaction.ns, ranges))):
-        if payload.to_item(row, coming[row[0]].priority) != coming[row[0]]:
-            old.add(row[0])  # another item that had the same id
-    gone = [
-        unit.carve(span, first, last)
-        for first, last, span in _standing(unit, old)
-        if span is not None and span.state in (State.COMPLETED, State.DRAINED)
-    ]
-    for span in gone:
-        unit.drop(span)
-    leaving.forget(unit, gone)
-    unit.write_spans()
-
-
-def _standing(unit: Unit, ids: set[int]) -> list[tuple[int, int, Span | None]]:
-    ranges = selects.merged(sorted((i, i) for i in ids))
-    unit.load(chain.from_iterable(unit.fetch(*selects.overlapping(unit.store, unit.ns, ranges))))
-    return [part for lo, hi in ranges for part in list(unit.parts(lo, hi))]

@@ -27,23 +27,38 @@ from lease_core.replication import (
     read_segments,
     read_sql,
 )
-from tests.conformance.clock import FakeClock
+from tests.conformance.clock import MICRO, FakeClock
 from tests.kills.forks import KILLED, start
 from tests.recovery.histories import config, events, live, same
 
+EXCLUSIVE = pytest.mark.parametrize("exclusive", [None, "resource", "partition"])
 
-@pytest.mark.parametrize("exclusive", [None, "resource", "partition"])
-@pytest.mark.parametrize("seed", range(4))
-def test_it_is_the_original_row_for_row(seed: int, exclusive: str | None, clock: FakeClock) -> None:
-    with LeaseQueue.open("sqlite://", "main", config(exclusive), clock=clock) as original:
-        live(original, clock, seed)
-        with rebuild(original, "sqlite://", config=config(exclusive), clock=clock) as copy:
+
+@EXCLUSIVE
+@pytest.mark.parametrize("retention", [5, 600])
+@pytest.mark.parametrize("seed", range(3))
+def test_it_is_the_original_row_for_row(seed: int, retention: int, exclusive: str | None, clock: FakeClock) -> None:
+    _live_and_rebuild(seed, config(exclusive, retention=retention), clock)
+
+
+@pytest.mark.slow
+@EXCLUSIVE
+def test_it_is_the_original_in_hundreds_of_lives(exclusive: str | None) -> None:
+    for seed in range(200):
+        _live_and_rebuild(seed, config(exclusive, retention=(1, 5, 60, 600)[seed % 4]), FakeClock(), steps=300)
+
+
+def _live_and_rebuild(seed: int, rules: QueueConfig, clock: FakeClock, steps: int = 120) -> None:
+    """What is forgotten early comes again while the copy still knows it; what is kept long does not."""
+    with LeaseQueue.open("sqlite://", "main", rules, clock=clock) as original:
+        live(original, clock, seed, steps)
+        with rebuild(original, "sqlite://", config=rules, clock=clock) as copy:
             same(original, copy)
-            if exclusive is None:
+            if rules.exclusive is None:
                 _go_on_alike(original, copy)
             else:
                 clock.advance(3_600)  # leases end, and delays
-                _go_on_by_key(copy, exclusive)
+                _go_on_by_key(copy, rules.exclusive)
 
 
 def _go_on_by_key(copy: LeaseQueue, exclusive: str) -> None:
@@ -65,6 +80,79 @@ def _go_on_alike(original: LeaseQueue, copy: LeaseQueue) -> None:
         original.complete(leases).raise_if_refused()
         copy.complete(theirs).raise_if_refused()
     assert copy.lease("next") == []
+
+
+def test_a_request_that_came_again_after_it_was_forgotten(url: str, clock: FakeClock) -> None:
+    """All of it in one page of the log: finished, restored, finished, forgotten, asked for again."""
+    rules = config(retention=60)
+    with LeaseQueue.open("sqlite://", "main", rules, clock=clock) as original:
+        original.enqueue([WorkItem("file", name, request_id=name) for name in ("plain", "bad", "travels")])
+        original.fail(original.lease("worker", limit=2)[1], "hopeless", requeue=False)
+        [travelling] = original.drain(limit=1)
+        original.purge_dead([2])  # from here on the copy writes in another transaction
+        original.restore([travelling])
+        clock.advance(31)
+        original.complete(original.lease("worker", limit=2)).raise_if_refused()
+        clock.advance(61)
+        original.sweep()
+        again = original.enqueue([WorkItem("file", name, request_id=name) for name in ("plain", "bad", "travels")])
+        assert not any(receipt.duplicate for receipt in again)
+        with rebuild(original, url, config=rules, clock=clock) as copy:
+            same(original, copy)
+            assert all(r.duplicate for r in copy.enqueue([WorkItem("file", "plain", request_id="plain")]))
+
+
+def test_an_item_that_came_again_from_elsewhere_after_it_was_forgotten(url: str, clock: FakeClock) -> None:
+    rules = config(retention=60)
+    with (
+        LeaseQueue.open("sqlite://", "main", rules, clock=clock) as original,
+        LeaseQueue.open("sqlite://", "elsewhere", clock=clock) as elsewhere,
+    ):
+        elsewhere.enqueue(WorkItem("file", "a"))
+        for _ in range(3):  # here, drained to where it came from, forgotten here, and here again
+            original.restore(elsewhere.drain(limit=1))
+            elsewhere.restore(original.drain(limit=1))
+            clock.advance(61)
+            original.sweep()
+        original.restore(elsewhere.drain(limit=1))
+        with rebuild(original, url, config=rules, clock=clock) as copy:
+            same(original, copy)
+
+
+def test_a_request_that_came_again_at_once(clock: FakeClock) -> None:
+    rules = config(retention=0)
+    with LeaseQueue.open("sqlite://", "main", rules, clock=clock) as original:
+        for _ in range(4):
+            [receipt] = original.enqueue([WorkItem("file", "a", request_id="a")])
+            assert not receipt.duplicate
+            original.complete(original.lease("worker")).raise_if_refused()
+            clock.advance(MICRO)
+            original.sweep()
+        with rebuild(original, "sqlite://", config=rules, clock=clock) as copy:
+            same(original, copy)
+
+
+class Mixed:
+    """The first event of one queue, and then what follows the first event of another."""
+
+    namespace = "main"
+
+    def __init__(self, first: LeaseQueue, rest: LeaseQueue) -> None:
+        self._told = [*first.events(limit=1), *rest.events(1)]
+
+    def events(self, after: int, limit: int) -> Any:
+        return self._told[after:][:limit]
+
+
+@pytest.mark.parametrize(("later", "problem"), [(0, "twice at one moment"), (1, "not finished")])
+def test_a_request_that_is_held_is_not_given_again(later: int, problem: str, sqlite_url: str, clock: FakeClock) -> None:
+    request = WorkItem("file", "a", request_id="a")
+    with LeaseQueue.open("sqlite://", "main", clock=clock) as one, LeaseQueue.open("sqlite://", clock=clock) as two:
+        one.enqueue(request)
+        clock.advance(later)
+        two.enqueue([WorkItem("file", "b"), request])
+        with pytest.raises(ReplayDiverged, match=problem):
+            rebuild(Mixed(one, two), sqlite_url, clock=clock)
 
 
 def test_on_either_database(original: LeaseQueue, url: str, clock: FakeClock) -> None:
