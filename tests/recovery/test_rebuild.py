@@ -108,7 +108,7 @@ def test_an_item_that_came_again_from_elsewhere_after_it_was_forgotten(url: str,
         LeaseQueue.open("sqlite://", "main", rules, clock=clock) as original,
         LeaseQueue.open("sqlite://", "elsewhere", clock=clock) as elsewhere,
     ):
-        elsewhere.enqueue(WorkItem("file", "a"))
+        elsewhere.enqueue(WorkItem("file", "a", request_id="a"))  # by which it is known where it was before
         for _ in range(3):  # here, drained to where it came from, forgotten here, and here again
             original.restore(elsewhere.drain(limit=1))
             elsewhere.restore(original.drain(limit=1))
