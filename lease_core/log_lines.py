@@ -44,12 +44,12 @@ def lines(namespace: str, first: int, document: bytes, after: int = 0) -> list[s
 
 def pieces(
     namespace: str, first: int, document: bytes, after: int = 0, most: int | None = None
-) -> tuple[list[Piece], int]:
+) -> tuple[list[bytes], int]:
     """The same, ``most`` events of it at most, each ended by a line break: in pieces to be joined, and how many."""
     parsed = _decoder.decode(document)
     at = to_datetime(parsed.at)
     number, count = first, 0
-    found: list[Piece] = []
+    found: list[bytes] = []
     for entry in parsed.entries:
         begin = max(0, after + 1 - number)
         end = entry.n if most is None else min(entry.n, begin + most - count)
@@ -60,25 +60,26 @@ def pieces(
     return found, count
 
 
-def _laid_out(columns: list[Column], n: int) -> list[Piece]:
+def _laid_out(columns: list[Column], n: int) -> list[bytes]:
     """The columns as ``n`` rows, row after row: by runs in which only the last three digits of any number change."""
-    found: list[Piece] = []
+    found: list[bytes] = []
     counting = [column for column in columns if isinstance(column, range | Depths)]
     start = 0
     while start < n:
         end = min([n, *(start + _alike(column, start) for column in counting)])
-        merged: list[bytes | Sequence[Piece]] = []
+        row: list[Piece] = [b""]
+        varying: list[tuple[int, Sequence[Piece]]] = []
         for column in columns:
             for part in _run(column, start, end):
-                if isinstance(part, bytes) and merged and isinstance(merged[-1], bytes):
-                    merged[-1] += part
+                if isinstance(part, bytes):
+                    row[-1] += part
                 else:
-                    merged.append(part)
-        width = len(merged)
-        table: list[Piece] = [b""] * (width * (end - start))
-        for place, part in enumerate(merged):
-            table[place::width] = [part] * (end - start) if isinstance(part, bytes) else part
-        found += table
+                    varying.append((len(row), part))
+                    row += (b"", b"")
+        table = row * (end - start)
+        for place, part in varying:
+            table[place :: len(row)] = part
+        found.append(b"".join(table))
         start = end
     return found
 

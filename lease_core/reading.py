@@ -108,7 +108,7 @@ def events(store: Store, ns: int, namespace: str, after: int, limit: int) -> lis
 
 def event_payload(store: Store, ns: int, namespace: str, after: int, limit: int) -> tuple[bytes, int]:
     """The same as ``events``, encoded as the wire has them, each ended by a line break; and how many they are."""
-    pieces: list[log_lines.Piece] = []
+    pieces: list[bytes] = []
     count = 0
     for first, _, document in documents(store, ns, after, limit):
         more, added = log_lines.pieces(namespace, first, document, after, limit - count)
