@@ -30,7 +30,8 @@ class Sink(Protocol):
     is there twice however often the relay is killed. If it also has ``compares = True``, it raises ``HistoryDiffers``
     for events that are not those it holds under the same numbers; the relay then shows it the last one before it goes
     on, so that a queue that was made anew is not appended to the copy of another. ``sealed = True`` says that it uses
-    the ``digest`` of every batch, which is then made ahead. And ``close()``, called when the relay stops.
+    the ``digest`` of every batch, which is then made ahead. With ``take`` and ``settle`` as in ``Settles`` it gets what
+    is at hand before it has to force any of it to disk. And ``close()``, called when the relay stops.
     """
 
     @property
@@ -49,6 +50,21 @@ class HoldsPosition(Protocol):
     """A sink that knows by itself how far it has come."""
 
     def position(self, namespace: str) -> int | None: ...
+
+
+@runtime_checkable
+class Settles(HoldsPosition, Protocol):
+    """A sink that forces several batches to disk at the cost of one. Its ``deliver`` does both at once.
+
+    Until ``settle`` has returned nothing that was taken counts as delivered: if it raises, or never comes, the sink is
+    asked for its position, and must not count what it cannot vouch for.
+    """
+
+    def take(self, batch: Batch) -> None:
+        """Take the batch as ``deliver`` does, but for its being durable."""
+
+    def settle(self) -> None:
+        """Make all that was taken durable."""
 
 
 @runtime_checkable

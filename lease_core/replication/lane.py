@@ -7,19 +7,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from lease_core.errors import EventsPruned, InvalidInput
 from lease_core.model import LeaseEvent, Value
 from lease_core.replication.backoff import Backoff
 from lease_core.replication.batch import Batch
-from lease_core.replication.contract import Checkpoints, HoldsPosition, Sink
+from lease_core.replication.contract import Checkpoints, HoldsPosition, Settles, Sink
 from lease_core.replication.errors import CorruptCopy, HistoryDiffers, RefusedForGood
 from lease_core.replication.pages import Pages
 from lease_core.replication.refused import RefusedEvents
 from lease_core.replication.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
+
+_MOST_TAKEN = 8  # batches that a sink has taken and not yet forced to disk
 
 OnRefusal = Literal["stop", "skip"]
 Start = Literal["beginning", "oldest", "end"]
@@ -63,6 +65,15 @@ class SinkStatus(Value, frozen=True):
     error: str | None = None
 
 
+class _Taken(NamedTuple):
+    """A batch that the sink has, though perhaps not yet for good: its delivery began at ``since``."""
+
+    events: int
+    last: int
+    queueing: float
+    since: float
+
+
 class _Stop(Exception):
     """This lane is over; the cause is its reason."""
 
@@ -89,8 +100,10 @@ class Lane:
             self._labels["omnirelay.shard"] = shard
         self._linger: float = getattr(sink, "linger", 0.0) if rules.linger is None else rules.linger
         self._state = "new"
-        self._position: int | None = None  # None: to be asked for
-        self._known = 0  # the last position that was known
+        self._settles = isinstance(sink, Settles)
+        self._position: int | None = None  # what to read on from. None: to be asked for
+        self._taken: list[_Taken] = []
+        self._known = 0  # up to where the sink is known to have everything for good
         self._saved = -1
         self._saved_at = time.monotonic()
         self._retry_at = 0.0
@@ -130,6 +143,8 @@ class Lane:
         if batch is not None and found:
             self._telemetry.read(self._labels, len(batch))
             self._send(batch)
+        if len(self._taken) >= _MOST_TAKEN or not self._pages.is_ready(self._position):
+            self._settle()
         if self._age() >= self.rules.checkpoint_every:  # also while idle: a checkpoint is a write to the queue
             self.save()
         return found
@@ -152,20 +167,36 @@ class Lane:
                 else:
                     parts.extend(reversed(part.halves()))
                     continue
-            self._position = self._known = part.last
+            self._position = part.last
+            if not self._settles:
+                self._settle()
 
     def _deliver(self, part: Batch) -> None:
-        started, since = self._pages.now(), time.monotonic()
-        self.sink.deliver(part)
-        apply = time.monotonic() - since
-        self._delivered += len(part)
-        queueing = max(0.0, (started - part.oldest).total_seconds())
-        self._telemetry.delivered(self._labels, len(part), queueing, apply, self._behind(part.last), self._age())
+        queueing = max(0.0, (self._pages.now() - part.oldest).total_seconds())
+        taken = _Taken(len(part), part.last, queueing, time.monotonic())
+        if isinstance(self.sink, Settles):
+            self.sink.take(part)
+        else:
+            self.sink.deliver(part)
+        self._taken.append(taken)
+
+    def _settle(self) -> None:
+        """Have the sink keep for good what it has taken; only then does it count."""
+        if self._taken and isinstance(self.sink, Settles):
+            self.sink.settle()
+        for events, last, queueing, since in self._taken:
+            apply = time.monotonic() - since
+            self._delivered += events
+            self._telemetry.delivered(self._labels, events, queueing, apply, self._behind(last), self._age())
+        self._taken.clear()
+        if self._position is not None:
+            self._known = self._position
 
     def _refuse(self, event: LeaseEvent, refusal: RefusedForGood) -> None:
         self._refused += 1
         self._telemetry.refused(self._labels)
         if self.rules.on_refusal == "stop" or self._refused_events is None:
+            self._settle()
             raise _Stop from RefusedForGood(refusal.reason, event.sequence_number)
         self._refused_events.add(self.sink.name, refusal.reason, event)
         logger.warning("sink %s refused event %d: %s", self.sink.name, event.sequence_number, refusal.reason)
@@ -214,17 +245,17 @@ class Lane:
 
     def save(self) -> None:
         """Keep the checkpoint. If that fails the next one will do: a sink then sees some events again."""
-        if self._checkpoints is None or self._position is None or self._position <= self._saved:
+        if self._checkpoints is None or self._position is None or self._known <= self._saved:
             self._saved_at = time.monotonic()
             return
         try:
-            self._checkpoints.advance_reader(self._reader, self._position)
+            self._checkpoints.advance_reader(self._reader, self._known)
         except InvalidInput:  # it was dropped; made again here, unless this is no longer the log it was
-            self._saved = self._checkpoints.register_reader(self._reader, self._position)
+            self._saved = self._checkpoints.register_reader(self._reader, self._known)
         except Exception as error:
             logger.warning("the checkpoint of sink %s could not be kept: %s", self.sink.name, error)
         else:
-            self._saved, self._saved_at = self._position, time.monotonic()
+            self._saved, self._saved_at = self._known, time.monotonic()
 
     def status(self) -> SinkStatus:
         return SinkStatus(
@@ -243,11 +274,21 @@ class Lane:
         """Seconds until the next try."""
         return max(0.0, self._retry_at - time.monotonic())
 
+    def rest(self) -> None:
+        """Nothing more is delivered for now: settle what was, and keep the checkpoint."""
+        if self._state != "running":
+            return
+        try:
+            self._settle()
+        except Exception as error:
+            self._fail(error)
+        else:
+            self.save()
+
     def close(self) -> None:
         """Keep the checkpoint and let go of the sink."""
         try:
-            if self._state == "running":
-                self.save()
+            self.rest()
         except InvalidInput as error:
             logger.warning("the checkpoint of sink %s could not be kept: %s", self.sink.name, error)
         finally:
@@ -278,6 +319,7 @@ class Lane:
     def _fail(self, error: Exception) -> None:
         self._failures += 1
         self._state, self._error = "retrying", error
+        self._taken.clear()
         if isinstance(self.sink, HoldsPosition):
             self._position = None  # part of the batch may be there: ask the sink
         pause = self.rules.backoff.pause(self._failures, getattr(error, "retry_after", None))
@@ -290,6 +332,7 @@ class Lane:
 
     def _end(self, cause: BaseException) -> None:
         self._state, self._error = "stopped", cause
+        self._taken.clear()
         self._telemetry.failed(self._labels, cause, self._behind_if_known(), self._age())
         logger.error("sink %s stopped at event %d: %s", self.sink.name, self._known, _brief(cause))
 

@@ -25,7 +25,8 @@ class Pages:
     A sink that is far behind reads its own pages, and memory stays bounded by how many are ``kept``. Once the source
     was read to its end it is asked once in ``quiet`` seconds, however many sinks wait: to follow a busy queue more
     closely than that would make many small deliveries of few large ones, at the cost of the queue's own commits.
-    ``sealed`` says that sinks want the digests of pages, which are then made where pages are read.
+    ``sealed`` says that sinks want the digests of pages and wait for disks: pages are then read and hashed ahead, by a
+    thread that works while they wait. Sinks that rather work than wait would only quarrel with it over the interpreter.
     """
 
     def __init__(self, source: EventSource, size: int, kept: int, quiet: float, *, sealed: bool = False) -> None:
@@ -73,8 +74,8 @@ class Pages:
     def _take(self, number: int) -> Batch | None:
         """The page above ``number``: the one that was read ahead, if it is that, or else read now.
 
-        While a full page is on its way to the sinks the next ones are read by a thread, so that reading and writing
-        take their time at once rather than in turn.
+        While a full page is on its way to sinks that wait for disks the next ones are read by a thread, so that reading
+        and writing take their time at once rather than in turn.
         """
         if self._ahead and self._ahead[0][0] != number:
             self._ahead.clear()
@@ -84,7 +85,7 @@ class Pages:
             read = self._read(number)
         if read is not None:
             read.origin = self._origin
-        if read is not None and len(read) == self._size:
+        if self._sealed and read is not None and len(read) == self._size:
             if self._reader is None:
                 self._reader = ThreadPoolExecutor(1, thread_name_prefix="relay-read-ahead")
             while len(self._ahead) < _PAGES_AHEAD:
@@ -97,6 +98,16 @@ class Pages:
         """The page above ``number``, unless the one before it, which this thread has read, ends the log."""
         page = None if before is None else before.result()
         return self._read(number) if before is None or (page is not None and page.last == number) else None
+
+    def is_ready(self, number: int) -> bool:
+        """Whether the page above ``number`` is here, so that nobody would wait for it."""
+        with self._lock:
+            if self._at_hand(number) is not None:
+                return True
+            if not self._ahead or self._ahead[0][0] != number or not self._ahead[0][1].done():
+                return False
+            page = self._ahead[0][1]
+            return page.exception() is None and page.result() is not None
 
     def close(self) -> None:
         """Let go of the thread that reads ahead; it comes back when it is needed."""

@@ -157,8 +157,7 @@ def _run_some(lane: Lane, max_batches: int, deadline: float | None) -> None:
     for _ in range(max_batches):
         if lane.step() is not Step.DELIVERED or (deadline is not None and time.monotonic() >= deadline):
             break
-    if lane.status().state == "running":
-        lane.save()
+    lane.rest()
 
 
 def _check_sinks(sinks: list[Sink]) -> None:

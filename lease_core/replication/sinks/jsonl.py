@@ -20,9 +20,8 @@ from lease_core.replication.same_event import check_last
 from lease_core.replication.sealed import Block, Seal, Torn, blocks, next_seal, owner_in
 
 _SUFFIX = ".jsonl"
-# A write that returns when it is on disk, rather than a write and then a call that forces it: between two calls the
-# thread that encodes the next batch would get the interpreter, and the disk would idle meanwhile.
-_FORCED = os.O_DSYNC
+_APPENDING = os.O_WRONLY | os.O_APPEND
+_force = getattr(os, "fdatasync", os.fsync)  # macOS has only the latter
 
 
 class JsonlSink:
@@ -53,6 +52,11 @@ class JsonlSink:
         self._lock = threading.Lock()
 
     def deliver(self, batch: Batch) -> None:
+        self.take(batch)
+        self.settle()
+
+    def take(self, batch: Batch) -> None:
+        """Append the batch and leave forcing it to ``settle``."""
         with self._lock, room_in(self._path):
             writer = self._writer(batch.namespace)
             check_last(batch, writer.position, writer.event)
@@ -64,6 +68,16 @@ class JsonlSink:
             except BaseException:  # half of it may be in the file: opening it again cuts that off
                 self._writers.pop(batch.namespace).close()
                 raise
+
+    def settle(self) -> None:
+        """Force to disk what was appended. What it does not take is cut off again, and comes again."""
+        with self._lock, room_in(self._path):
+            for namespace, writer in list(self._writers.items()):
+                try:
+                    writer.force()
+                except BaseException:
+                    self._writers.pop(namespace).close()
+                    raise
 
     def position(self, namespace: str) -> int | None:
         with self._lock, room_in(self._path):
@@ -146,11 +160,10 @@ class _Writer:
     """The open end of one copy. Holds a lock on its folder, so that two relays never write into each other."""
 
     def __init__(self, folder: Path, max_bytes: int, fsync: bool) -> None:
-        self._folder, self._max_bytes = folder, max_bytes
-        self._flags = os.O_WRONLY | os.O_APPEND | (_FORCED if fsync else 0)
+        self._folder, self._max_bytes, self._fsync = folder, max_bytes, fsync
         self._last: Seal | None = None
         self._file: int | None = None
-        self._size = 0
+        self._size = self._forced = 0
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
@@ -182,6 +195,22 @@ class _Writer:
             raise
         self._last = made
 
+    def force(self) -> None:
+        """Force the file to disk. If that fails all since the last time is cut off.
+
+        The system may forget what it could not write and say the next time that all is well; read from its cache, it
+        would be believed.
+        """
+        if self._file is None or not self._fsync or self._forced == self._size:
+            return
+        try:
+            _force(self._file)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._file, self._forced)
+            raise
+        self._forced = self._size
+
     def close(self) -> None:
         for descriptor in (self._file, self._lock):
             if descriptor is not None:
@@ -204,15 +233,18 @@ class _Writer:
                 force_folder(self._folder)
                 continue
             os.truncate(file, end)
-            self._file, self._size = os.open(file, self._flags), end
+            self._file = os.open(file, _APPENDING)
+            self._size = self._forced = end
             os.fsync(self._file)
             return
 
     def _begin_file(self, first: int) -> None:
         if self._file is not None:
+            self.force()
             os.close(self._file)
         path = self._folder / f"{first:020d}{_SUFFIX}"
-        self._file, self._size = os.open(path, self._flags | os.O_CREAT | os.O_EXCL, 0o644), 0
+        self._file = os.open(path, _APPENDING | os.O_CREAT | os.O_EXCL, 0o644)
+        self._size = self._forced = 0
         force_folder(self._folder)
 
 

@@ -1,0 +1,177 @@
+"""Sinks that force several batches to disk at once: what was not settled does not count."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lease_core import LeaseQueue
+from lease_core.replication import (
+    Backoff,
+    Batch,
+    JsonlSink,
+    MemorySink,
+    Relay,
+    Rules,
+    SinkUnavailable,
+    durable_file,
+    each_event,
+    read_jsonl,
+)
+from lease_core.replication.sinks import jsonl
+from tests.replication.conftest import work
+
+QUICK = Rules(batch_size=10, backoff=Backoff(0.001, 0.001))
+
+
+class Settling:
+    """Takes batches and keeps them when it is told to; a failure to do so loses all that it had taken."""
+
+    name = "settling"
+    sealed = True
+
+    def __init__(self) -> None:
+        self.kept: list[int] = []
+        self.taken: list[int] = []
+        self.settled: list[int] = []
+        self.failures = 0
+
+    def position(self, namespace: str) -> int:
+        return self.kept[-1] if self.kept else 0
+
+    def deliver(self, batch: Batch) -> None:
+        raise AssertionError("a sink that settles is not asked to do both at once")
+
+    def take(self, batch: Batch) -> None:
+        assert batch.first == (self.kept + self.taken + [0])[len(self.kept + self.taken) - 1] + 1
+        self.taken += range(batch.first, batch.last + 1)
+
+    def settle(self) -> None:
+        taken, self.taken = self.taken, []
+        if self.failures:
+            self.failures -= 1
+            raise SinkUnavailable("the disk is gone")
+        self.settled.append(len(taken))
+        self.kept += taken
+
+
+def test_batches_that_are_at_hand_are_settled_together(queue: LeaseQueue) -> None:
+    work(queue, 200)
+    head = queue.stats().head
+    sink = Settling()
+    relay = Relay(queue, [sink, MemorySink()], rules={"settling": QUICK, "memory": Rules(batch_size=500)})
+    relay._lanes[1].step()  # reads the whole page, of which the other sink then takes batch after batch
+    for _ in range(head // 10):
+        relay._lanes[0].step()
+        status = relay.status()[0]
+        assert status.position == len(sink.kept) == status.delivered  # never what is only taken
+    relay.run_once()
+    assert sink.kept == list(range(1, head + 1))
+    assert max(sink.settled) == 80
+
+
+def test_what_was_taken_when_settling_failed_comes_again(queue: LeaseQueue) -> None:
+    work(queue, 100)
+    head = queue.stats().head
+    sink = Settling()
+    sink.failures = 3
+    relay = Relay(queue, sink, rules=QUICK)
+    for _ in range(200):
+        relay.run_once()
+        [status] = relay.status()
+        assert status.position == status.delivered == len(sink.kept)
+        assert queue.readers()["relay/settling"] <= len(sink.kept)
+    assert sink.kept == list(range(1, head + 1))
+
+
+def test_stopping_settles(queue: LeaseQueue) -> None:
+    work(queue, 40)
+    sink = Settling()
+    relay = Relay(queue, sink, rules=QUICK)
+    relay.run_once(max_batches=1)
+    assert len(sink.kept) == 10
+    assert sink.taken == []
+    with relay:
+        assert relay.wait_until(queue.stats().head, 10)
+    assert queue.readers()["relay/settling"] == queue.stats().head == len(sink.kept)
+
+
+def test_what_a_disk_did_not_take_is_cut_off_and_comes_again(
+    queue: LeaseQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work(queue, 30)
+    sink = JsonlSink(tmp_path)
+    batches = [Batch(queue.events(after, 10)) for after in (0, 10, 20)]
+    sink.deliver(batches[0])
+    sizes = [_size(tmp_path)]
+    sink.take(batches[1])
+    sink.take(batches[2])
+    assert _size(tmp_path) > sizes[0]
+
+    def fails(descriptor: int) -> None:
+        raise OSError(errno.EIO, "the disk is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(jsonl, "_force", fails)
+        with pytest.raises(OSError, match="the disk is gone"):
+            sink.settle()
+    assert _size(tmp_path) == sizes[0]
+    assert sink.position(queue.namespace) == 10
+    Relay(queue, sink).run_once()
+    assert list(each_event(read_jsonl(tmp_path))) == list(each_event(queue))
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*.jsonl"))
+
+
+def test_forcing_is_one_call_for_all_that_was_taken(
+    queue: LeaseQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work(queue, 30)
+    forced: list[int] = []
+    monkeypatch.setattr(jsonl, "_force", lambda descriptor: forced.append(os.fstat(descriptor).st_size))
+    sink = JsonlSink(tmp_path)
+    for after in (0, 10, 20):
+        sink.take(Batch(queue.events(after, 10)))
+    assert forced == []
+    sink.settle()
+    sink.settle()  # nothing new
+    assert forced == [_size(tmp_path)]
+
+
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_a_file_is_placed_whole_or_not_at_all(unnamed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not unnamed:
+        monkeypatch.setattr(durable_file, "_place_unnamed", lambda path, content: False)
+    path = tmp_path / "folder" / "ä file"
+    durable_file.place_file(path, b"x" * 300_000)
+    with pytest.raises(FileExistsError):
+        durable_file.place_file(path, b"y")
+    assert path.read_bytes() == b"x" * 300_000
+    assert list(path.parent.iterdir()) == [path]
+    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    present = os.umask(0)
+    os.umask(present)
+    return present
+
+
+def test_a_disk_that_is_full_leaves_nothing_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+
+    def write(descriptor: int, data: Any) -> int:
+        if len(data) < 200_000:
+            raise OSError(errno.ENOSPC, "no space left")
+        return real(descriptor, data[:100_000])
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(OSError, match="no space left"):
+        durable_file.place_file(tmp_path / "file", b"x" * 300_000)
+    assert list(tmp_path.iterdir()) == []
