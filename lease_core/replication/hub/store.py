@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from lease_core.replication.errors import CorruptCopy
 from lease_core.replication.hub.admission import Offer, Verdict, first_difference
-from lease_core.replication.hub.packing import leave, pack, unpack
+from lease_core.replication.hub.packing import pack, unpack
 from lease_core.replication.hub.retention import check_number, check_position, prune_some, pruned
 from lease_core.replication.hub.schema import batches, cursors, heads, make_tables, open_database, streams
 from lease_core.replication.sealed import Seal
@@ -66,7 +66,6 @@ class HubStore:
         make_tables(self._engine)
         self._writer = self._engine.execution_options(omnirelay_writes=True)
         self._add = insert_statement(self._engine, batches)
-        self._pack = pack if self._engine.dialect.name == "postgresql" else leave
         self._head = -1
         self._ends: dict[tuple[str, str], End] = {}
 
@@ -123,7 +122,7 @@ class HubStore:
         count = offer.last - offer.first + 1
         seal = Seal(offer.namespace, offer.first, offer.last, count, end.sha256).over(offer.lines)
         group.head += count
-        size, (packing, stored) = len(offer.lines), self._pack(offer.lines)
+        size, (packing, stored) = len(offer.lines), pack(offer.lines)
         row = (group.head, end.stream, offer.first, offer.last, seal.previous, seal.sha256, size, packing, stored)
         group.rows.append(row)
         end = replace(end, last=offer.last, sha256=seal.sha256)
