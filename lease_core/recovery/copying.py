@@ -158,8 +158,7 @@ class _CopyingUnit(SealedUnit):
             self.keep_error(part, ErrorRecord(part.leased_attempt, to_datetime(at), entry.error, entry.peer))
 
     def _reopen_lanes(self, part: Span, to: Span, items: list[WorkItem]) -> None:
-        for offset, item in enumerate(items):
-            one = part.first + offset
+        for one, item in enumerate(items, part.first):
             self.become(self.carve(part, one, one), with_key(self, to.cut(one, one), item))
             part = part.cut(one + 1, part.last) if one < part.last else part
 

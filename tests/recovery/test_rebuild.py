@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +83,41 @@ def _go_on_alike(original: LeaseQueue, copy: LeaseQueue) -> None:
         original.complete(leases).raise_if_refused()
         copy.complete(theirs).raise_if_refused()
     assert copy.lease("next") == []
+
+
+class Paged:
+    """A source that gives a few events at a time, which are then put together from events, not from stored rows."""
+
+    namespace = "main"
+
+    def __init__(self, source: LeaseQueue, size: Callable[[], int]) -> None:
+        self._source, self._size = source, size
+
+    def events(self, after: int, limit: int) -> Any:
+        return self._source.events(after, min(limit, self._size()))
+
+
+@EXCLUSIVE
+@pytest.mark.parametrize("seed", range(4))
+def test_it_is_the_original_from_pages_of_any_size(seed: int, exclusive: str | None, clock: FakeClock) -> None:
+    rules = config(exclusive, retention=30)
+    with LeaseQueue.open("sqlite://", "main", rules, clock=clock) as original:
+        live(original, clock, seed)
+        paged = Paged(original, partial(random.Random(seed).randrange, 1, 31))
+        with rebuild(paged, "sqlite://", config=rules, clock=clock) as copy:
+            same(original, copy)
+
+
+@pytest.mark.parametrize("exclusive", ["resource", "partition"])
+def test_items_that_came_back_together_each_have_their_place_by_key(exclusive: str, clock: FakeClock) -> None:
+    """Drained they are one span, and their return, put together from events, is one entry."""
+    rules = config(exclusive)
+    with LeaseQueue.open("sqlite://", "main", rules, clock=clock) as original:
+        original.enqueue([WorkItem("file", name, partition_key=name) for name in "abcd"])
+        original.restore(original.drain(limit=3))
+        with rebuild(Paged(original, lambda: 7), "sqlite://", config=rules, clock=clock) as copy:
+            same(original, copy)
+            assert len(copy.lease("worker", limit=10)) == 4
 
 
 def test_a_request_that_came_again_after_it_was_forgotten(url: str, clock: FakeClock) -> None:
