@@ -14,7 +14,7 @@ from lease_core.config import QueueConfig
 from lease_core.errors import InvalidInput
 from lease_core.log import Gathered
 from lease_core.queue import LeaseQueue
-from lease_core.recovery import copying, sealing
+from lease_core.recovery import copying, handing_back, sealing
 from lease_core.recovery import snapshot as snapshots
 from lease_core.recovery.sealing import Rules
 from lease_core.replication.contract import EventSource
@@ -123,11 +123,9 @@ class Copy:
     def take_over(self, epoch: int, leases: Leases) -> LeaseQueue:
         """Unseal the copy and open it as the queue that it is now."""
         sealing.unseal(self._store, self._ns, self.name, epoch)
-        queue = LeaseQueue(self._store, self._ns, self.namespace, self.head().queue_id, self._config)
         if leases == "release":
-            for owner in {lease.owner_peer_id for lease in queue.leases(limit=100_000)}:
-                queue.release_owner(owner)
-        return queue
+            handing_back.hand_back(self._store, self._ns, self.number)
+        return LeaseQueue(self._store, self._ns, self.namespace, self.head().queue_id, self._config)
 
     def close(self) -> None:
         self._store.close()

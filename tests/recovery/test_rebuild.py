@@ -14,7 +14,7 @@ import pytest
 
 from lease_core import LeaseQueue, QueueConfig, WorkItem
 from lease_core.errors import InvalidInput
-from lease_core.recovery import rebuild
+from lease_core.recovery import rebuild, verify
 from lease_core.replay import ReplayDiverged, replay
 from lease_core.replication import (
     HistoryDiffers,
@@ -247,6 +247,21 @@ def test_leases_are_kept_or_handed_back_as_asked(clock: FakeClock) -> None:
             assert copy.stats().active == 0
             assert [status.attempt for status in copy.inspect([1, 2])] == [0, 0]
             assert len(copy.lease("other", limit=3)) == 3
+
+
+def test_leases_that_ran_out_before_the_rebuild_are_handed_back_too(url: str, clock: FakeClock) -> None:
+    """Nobody could prolong them while there was no queue, so that they ran out burns no attempt."""
+    rules = config(max_attempts=1)
+    with LeaseQueue.open("sqlite://", "main", rules, clock=clock) as original:
+        original.enqueue([WorkItem("file", str(n)) for n in range(700)])
+        for n in range(600):
+            original.lease(f"worker-{n % 3}", duration=30 + n % 7)
+        clock.advance(33)
+        with rebuild(original, url, config=rules, leases="release", clock=clock) as copy:
+            assert (copy.stats().active, copy.stats().pending) == (0, 700)
+            assert {status.attempt for status in copy.inspect(range(1, 701))} == {0}
+            assert verify(copy, tables=copy).ok
+            assert len(copy.lease("other", limit=1_000)) == 700
 
 
 def test_rules_are_those_of_the_queue_that_is_copied(sqlite_url: str) -> None:
