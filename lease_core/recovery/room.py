@@ -21,6 +21,8 @@ from lease_core.store import selects
 from lease_core.store.base import Query, Store, Transaction
 from lease_core.unit import SealedUnit, Unit
 
+_FORGET_ORIGIN = "DELETE FROM omnirelay_origin WHERE ns = ? AND queue_id = ? AND origin_id = ?"
+
 
 def enters(entry: Entry) -> bool:
     """Whether items come in with this entry that were not here, or not as they are now."""
@@ -98,6 +100,7 @@ class _Coming:
         self.items: dict[int, WorkItem] = dict(chain.from_iterable(map(_coming, groups)))
         self.requests = {item.request_id: i for i, item in self.items.items() if item.request_id is not None}
         self.origins: dict[tuple[str, int], int] = {}
+        self.returning: set[int] = set()
         for entry in chain.from_iterable(group.entries for group in groups):
             if entry.id is not None and enters(entry) and "originQueue" in entry.metadata:
                 self.origins[entry.metadata["originQueue"], int(entry.metadata["originId"])] = entry.id
@@ -121,19 +124,35 @@ class _Coming:
         return any(store.read(*queries, *self.by_origin(store, ns)))
 
     def holders(self, unit: Unit) -> dict[int, int]:
-        """Items that are here and in the way, each with the id of the one that comes."""
+        """Items that are here and may be in the way, each with the id of the one that comes."""
         found = chain.from_iterable(unit.fetch(*by_request_id(unit, sorted(self.requests))))
         holders = {own: self.requests[request] for request, own in found if self.requests[request] != own}
-        for queue, origin, own in chain.from_iterable(unit.fetch(*self.by_origin(unit.store, unit.ns))):
-            if (queue, origin) in self.origins:
-                holders[own] = self.origins[queue, origin]
         ranges = selects.merged([(i, i) for i in sorted(self.items)])
         strangers = set(self.origins.values())  # the queue did not know them, so what has their ids here is forgotten
         for row in chain.from_iterable(unit.fetch(*selects.items(unit.store, unit.ns, ranges))):
             item = self.items[row[0]]
-            if row[0] in strangers or payload.to_item(row, item.priority) != item:
-                holders[row[0]] = row[0]
+            holders[row[0]] = row[0]
+            if row[0] not in strangers and payload.to_item(row, item.priority) == item:
+                self.returning.add(row[0])
         return holders
+
+    def replace(self, sequence_id: int, span: Span) -> bool:
+        """Whether that item, which is here like this, is to be forgotten for one of them.
+
+        One that comes back itself, having been drained, is not: what is known of it goes on. But if it was completed
+        since, then the queue had forgotten it, and took it for new.
+        """
+        return span.state is State.COMPLETED or (span.state is State.DRAINED and sequence_id not in self.returning)
+
+    def forget_origins(self, unit: Unit) -> None:
+        """What came from where they come from may be here still, but no longer as what came from there.
+
+        The queue would not have taken them otherwise. It had forgotten the one that came before, and may have got that
+        back since, from a drain of its own, which says nothing of where it was from at first.
+        """
+        for queue, origin, _ in chain.from_iterable(unit.fetch(*self.by_origin(unit.store, unit.ns))):
+            if (queue, origin) in self.origins:
+                unit.transaction.write(_FORGET_ORIGIN, (unit.ns, queue, origin))
 
 
 def _make_room(store: Store, ns: int, part: list[Gathered]) -> set[int]:
@@ -149,16 +168,16 @@ def _forget_old(store: Store, transaction: Transaction, part: list[Gathered]) ->
     unit.fetch()
     # what came in before a crash has nothing in its way but itself
     fresh = [group for group in part if group.last > unit.head.number]
-    holders = _Coming(fresh).holders(unit)
+    coming = _Coming(fresh)
+    coming.forget_origins(unit)
+    holders = coming.holders(unit)
     busy = _moved(fresh, set(holders))
     gone: list[Span] = []
-    for first, last, span in _standing(unit, holders.keys() - busy):
-        if span is None:
-            continue
-        if span.state in (State.COMPLETED, State.DRAINED):
-            gone.append(unit.carve(span, first, last))
-        else:
-            busy.update(range(first, last + 1))
+    for one, span in _standing(unit, holders.keys() - busy):
+        if coming.replace(one, span):
+            gone.append(unit.carve(span, one, one))
+        elif span.state is not State.DRAINED:
+            busy.add(one)
     for span in gone:
         unit.drop(span)
     leaving.forget(unit, gone)
@@ -174,7 +193,11 @@ def _moved(groups: list[Gathered], ids: set[int]) -> set[int]:
     return {i for entry in moving for i in range(entry.id or 0, (entry.id or 0) + entry.n) if i in ids}
 
 
-def _standing(unit: Unit, ids: set[int]) -> list[tuple[int, int, Span | None]]:
+def _standing(unit: Unit, ids: set[int]) -> Iterator[tuple[int, Span]]:
+    """Each item with the span it is in at the moment at which it is asked for."""
     ranges = selects.merged(sorted((i, i) for i in ids))
     unit.load(chain.from_iterable(unit.fetch(*selects.overlapping(unit.store, unit.ns, ranges))))
-    return [part for lo, hi in ranges for part in list(unit.parts(lo, hi))]
+    for one in sorted(ids):
+        [(_, _, span)] = unit.parts(one, one)
+        if span is not None:
+            yield one, span

@@ -27,6 +27,7 @@ def live(queue: LeaseQueue, clock: FakeClock, seed: int, steps: int = 120) -> No
     """Let everything happen to the queue that can, in an order that the seed decides."""
     chance = random.Random(seed)
     held: list[Any] = []
+    kept: list[Any] = []
     elsewhere = LeaseQueue.open("sqlite://", "elsewhere", clock=clock)
     acts: list[tuple[int, Callable[[], object]]] = [
         (4, lambda: _enqueue(queue, clock, chance)),
@@ -37,7 +38,9 @@ def live(queue: LeaseQueue, clock: FakeClock, seed: int, steps: int = 120) -> No
         (1, lambda: queue.release(_some(held, chance))),
         (1, lambda: queue.heartbeat(held[-5:])),
         (1, lambda: queue.restore(queue.drain(limit=chance.randrange(1, 6))[:4])),
-        (1, lambda: _travel(queue, elsewhere, chance)),
+        (1, lambda: kept.extend(queue.drain(limit=chance.randrange(1, 4)))),
+        (1, lambda: queue.restore([chance.choice(kept) for _ in range(3 if kept else 0)])),
+        (1, lambda: _travel(queue, elsewhere, kept, chance)),
         (1, lambda: queue.requeue_dead([dead.sequence_id for dead in queue.dead_letters()[:2]])),
         (1, lambda: queue.purge_dead([dead.sequence_id for dead in queue.dead_letters()[:1]])),
         (1, lambda: queue.sweep()),
@@ -75,12 +78,17 @@ def _some(held: list[Any], chance: random.Random) -> list[Any]:
     return taken
 
 
-def _travel(queue: LeaseQueue, elsewhere: LeaseQueue, chance: random.Random) -> None:
-    """Items go to another queue, where some fail, and come back; some come from there for the first time."""
+def _travel(queue: LeaseQueue, elsewhere: LeaseQueue, kept: list[Any], chance: random.Random) -> None:
+    """Items go to another queue, where some fail, and come back; some come from there for the first time.
+
+    They are kept, and come again later, when they may have been forgotten.
+    """
     elsewhere.restore(queue.drain(limit=3))
     elsewhere.enqueue(WorkItem("guest", str(chance.randrange(1_000))))
     elsewhere.fail(elsewhere.lease("abroad", limit=1), "abroad", delay=0)
-    queue.restore(elsewhere.drain(limit=3))
+    back = elsewhere.drain(limit=3)
+    queue.restore(back)
+    kept.extend(back)
 
 
 def events(queue: Any) -> list[LeaseEvent]:

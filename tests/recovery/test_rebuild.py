@@ -157,6 +157,43 @@ def test_an_item_that_came_again_from_elsewhere_after_it_was_forgotten(url: str,
             same(original, copy)
 
 
+def test_an_item_that_came_again_from_a_drain_after_it_was_completed_and_forgotten(url: str, clock: FakeClock) -> None:
+    rules = config(retention=60)
+    with LeaseQueue.open("sqlite://", "main", rules, clock=clock) as original:
+        original.enqueue([WorkItem("file", name) for name in "abc"])
+        taken = original.drain()
+        original.restore(taken)
+        original.complete(original.lease("worker", limit=2)).raise_if_refused()
+        clock.advance(61)
+        original.sweep()
+        assert [receipt.duplicate for receipt in original.restore(taken)] == [False, False, True]
+        with rebuild(original, url, config=rules, clock=clock) as copy:
+            same(original, copy)
+
+
+def test_an_item_whose_place_of_origin_was_forgotten_with_it(url: str, clock: FakeClock) -> None:
+    """It came from elsewhere, went, was forgotten, and came back from its own drain: as what it was when it came, it
+    may then come once more."""
+    rules = config(retention=60)
+    with (
+        LeaseQueue.open("sqlite://", "main", rules, clock=clock) as original,
+        LeaseQueue.open("sqlite://", "elsewhere", clock=clock) as elsewhere,
+    ):
+        original.enqueue(WorkItem("file", "first"))  # so that the guest gets another id than it had
+        elsewhere.enqueue(WorkItem("file", "guest"))
+        guest = elsewhere.drain()
+        original.restore(guest)
+        original.complete(original.lease("worker")).raise_if_refused()
+        own = original.drain()
+        clock.advance(61)
+        original.sweep()
+        for again in (own, guest):
+            assert [receipt.duplicate for receipt in original.restore(again)] == [False]
+            original.enqueue(WorkItem("file", "between"))  # so that the copy takes them in one after the other
+        with rebuild(original, url, config=rules, clock=clock) as copy:
+            same(original, copy)
+
+
 def test_a_request_that_came_again_at_once(clock: FakeClock) -> None:
     rules = config(retention=0)
     with LeaseQueue.open("sqlite://", "main", rules, clock=clock) as original:
