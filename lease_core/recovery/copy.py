@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from lease_core import log, reading
 from lease_core.config import QueueConfig
-from lease_core.errors import InvalidInput
+from lease_core.errors import EventsPruned, InvalidInput
 from lease_core.log import Gathered
 from lease_core.queue import LeaseQueue
 from lease_core.recovery import copying, handing_back, sealing
@@ -83,7 +83,12 @@ class Copy:
         if reading.head(self._store, self._ns).pruned == self.number:
             return  # it stands where its snapshot ends
         own = reading.events(self._store, self._ns, self.namespace, self.number - 1, 1)
-        theirs = source.events(self.number - 1, 1)
+        try:
+            theirs = source.events(self.number - 1, 1)
+        except EventsPruned as gap:
+            if gap.oldest == self.number + 1:
+                return  # a log is pruned up to where its slowest reader is, which may well be this copy
+            raise
         if own and (not theirs or theirs[0] != own[0]):
             raise HistoryDiffers(
                 f"the copy of {self.namespace!r} ends with event {self.number}, and the source has "

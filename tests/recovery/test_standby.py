@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lease_core import LeaseQueue, WorkItem
-from lease_core.errors import InvalidInput, LeaseError, QueueSealed
+from lease_core.errors import EventsPruned, InvalidInput, LeaseError, QueueSealed
 from lease_core.recovery import Standby, verify
 from tests.conformance.clock import FakeClock
 from tests.kills.forks import KILLED, kill, running, start
@@ -53,6 +53,34 @@ def test_from_then_on_nobody_can_write_to_the_old_primary(
         again.close()
         assert original.stats().head == head
         queue.complete(lease).raise_if_refused()  # the holder goes on at the new primary
+
+
+def test_a_primary_that_has_pruned_all_that_the_standby_has_is_followed_again(
+    original: LeaseQueue, sqlite_url: str, clock: FakeClock
+) -> None:
+    """Its log is kept for the standby, and no longer than that; then the standby is restarted."""
+    with Standby(original, sqlite_url, config=config(), clock=clock) as standby:
+        while standby.follow():
+            pass
+    head = original.stats().head
+    assert original.prune_events(before=head + 1) == head
+    with Standby(original, sqlite_url, config=config(), clock=clock) as standby:
+        assert standby.follow() == 0
+    live(original, clock, seed=11, steps=30)
+    with (
+        Standby(original, sqlite_url, config=config(), clock=clock) as standby,
+        standby.promote(original) as queue,
+    ):
+        assert queue.stats() == original.stats()
+
+
+def test_one_that_has_pruned_more_than_that_is_not(original: LeaseQueue, sqlite_url: str, clock: FakeClock) -> None:
+    with Standby(original, sqlite_url, config=config(), clock=clock) as standby:
+        standby.follow(limit=50)
+        original.drop_reader(f"standby/{standby.name}")
+    original.prune_events(before=100)
+    with pytest.raises(EventsPruned):
+        Standby(original, sqlite_url, config=config(), clock=clock)
 
 
 def test_who_waits_at_the_old_primary_hears_of_it(url: str, tmp_path: Path) -> None:
