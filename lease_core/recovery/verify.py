@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lease_core.model import ItemStatus, LeaseEvent, Value
+import msgspec
+
+from lease_core.errors import InvalidInput
+from lease_core.model import ItemStatus, LeaseEvent, Value, to_micros
 from lease_core.queue import LeaseQueue
 from lease_core.recovery.progress import Progress, on_terminal
 from lease_core.recovery.strict import strictly
@@ -53,8 +56,10 @@ def verify(
     happened to the items as the events before it left them. ``against`` is another copy, or the queue itself, that must
     hold the very same events; it may go on after the copy ends. ``tables`` is a queue whose rows must be what the
     events up to its head make of them. ``after`` begins in the middle, where the log was pruned: numbers and checksums
-    are checked, but what an event does to items cannot be.
+    are checked, but what an event does to items cannot be, and so neither can ``tables``.
     """
+    if after and tables is not None:
+        raise InvalidInput("tables", "can be compared with a log from its first event only, not with after=")
     copy = strictly(copy)
     progress = progress or on_terminal("verifying")
     good = after
@@ -69,8 +74,13 @@ def verify(
             good = event.sequence_number
             if progress is not None and good % _TOGETHER == 0:
                 progress(good, head)
-            if tables is not None and replica is not None and good == head:
-                return _compare(tables, replica)
+            if (
+                tables is not None
+                and replica is not None
+                and good == head
+                and not (found := _compare(tables, replica)).ok
+            ):
+                return found
     except CorruptCopy as damage:
         return Report(good, f"{damage.place}: {damage.problem}")
     if head is not None and good < head:
@@ -132,4 +142,8 @@ def _row_problem(replica: Replica, sequence_id: int, row: ItemStatus | None) -> 
     told = None if span.lease_id is None else (span.leased_attempt, span.lease_id, span.fence)
     if (row.attempt, token) != (span.attempt, told):
         return "has another attempt or token than its log says"
+    if row.result != (None if span.result is None else msgspec.json.decode(span.result)):
+        return "has another result than its log says"
+    if (None if row.expires_at is None else to_micros(row.expires_at)) != span.expires_at:
+        return "has a lease that ends at another time than its log says"
     return None

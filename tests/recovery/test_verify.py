@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from lease_core import LeaseQueue, WorkItem
+from lease_core.errors import InvalidInput
 from lease_core.model import LeaseEvent
 from lease_core.recovery import rebuild, verify
 from lease_core.replication import CorruptCopy, JsonlSink, ObjectStoreSink, Relay, Rules, read_jsonl, read_segments
@@ -113,14 +114,19 @@ TAMPER = {
     "a state": "UPDATE omnirelay_span SET state = 4 WHERE state = 1",
     "an item": "UPDATE omnirelay_item SET resource_id = 'other' WHERE id = (SELECT min(id) FROM omnirelay_item)",
     "an attempt": "UPDATE omnirelay_span SET attempt = 9 WHERE first = (SELECT min(first) FROM omnirelay_span)",
+    "a result": "UPDATE omnirelay_span SET result = CAST('[]' AS BLOB) WHERE state = 3 AND result IS NOT NULL",
+    "a lease": "UPDATE omnirelay_span SET expires_at = expires_at + 1 WHERE state = 2",
     "a count": "UPDATE omnirelay_head SET pending = pending + 1",
 }
 
 
 @pytest.mark.parametrize("what", TAMPER)
 def test_tables_that_are_not_what_the_log_says_are_found(what: str, original: LeaseQueue) -> None:
+    original.enqueue([WorkItem("file", name) for name in "ab"])
+    original.lease("worker")
+    assert verify(original, tables=original).ok
     with original._store.engine.connect() as connection:
-        connection.execute(sa.text(TAMPER[what]))
+        assert connection.execute(sa.text(TAMPER[what])).rowcount
     report = verify(original, tables=original)
     assert not report.ok
 
@@ -128,3 +134,15 @@ def test_tables_that_are_not_what_the_log_says_are_found(what: str, original: Le
 def test_a_pruned_log_is_verified_from_where_it_begins(original: LeaseQueue) -> None:
     oldest = original.prune_events(before=100)
     assert verify(original, after=oldest).last_good == original.stats().head
+
+
+def test_tables_are_not_said_to_be_good_without_a_look_at_them(original: LeaseQueue) -> None:
+    oldest = original.prune_events(before=100)
+    with pytest.raises(InvalidInput, match="tables"):
+        verify(original, tables=original, after=oldest)
+
+
+def test_what_a_copy_has_beyond_the_tables_is_verified_too(original: LeaseQueue) -> None:
+    told = events(original)
+    doubled = [*told, msgspec.structs.replace(told[-1], sequence_number=len(told) + 1, pending=4_711)]
+    assert verify(Listed(doubled), tables=original).first_bad == len(told) + 1
