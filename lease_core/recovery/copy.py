@@ -70,13 +70,13 @@ class Copy:
             raise
         copy = cls(store, head, name, config)
         try:
-            copy._check_history(source)
+            copy.check_history(source)
         except BaseException:
             store.close()
             raise
         return copy
 
-    def _check_history(self, source: EventSource) -> None:
+    def check_history(self, source: EventSource) -> None:
         """The last event here must be what the source has under its number, or the copy is of something else."""
         if self.number == 0:
             return

@@ -123,9 +123,11 @@ class Standby:
     ) -> LeaseQueue:
         """Take over from ``primary``, which takes no more writes from here on, and open the copy as the queue.
 
-        First the primary is sealed in favour of this copy, in a transaction of its own; from then on nobody can grant
-        there, and what its log holds is final. Then the rest of the log is taken in, so that nothing is lost; then the
-        copy becomes primary. A crash in between leaves no primary, never two; promoting again goes on from there.
+        A queue that this is no copy of is refused with ``HistoryDiffers``, and one that has pruned what is missing here
+        with ``EventsPruned``; both go on as they were. Otherwise the primary is sealed in favour of this copy, in a
+        transaction of its own; from then on nobody can grant there, and what its log holds is final. Then the rest of
+        the log is taken in, so that nothing is lost; then the copy becomes primary. A crash in between leaves no
+        primary, never two; promoting again goes on from there.
 
         If the primary cannot be reached and never will be, say ``primary_is_lost=True``: the copy takes over as of the
         last event it has, and what came after is lost. Nobody can keep a primary that lives on, unreachable from here,
@@ -138,6 +140,7 @@ class Standby:
             )
         epoch = 1
         if primary is not None:
+            self._copy.check_history(primary)  # another queue of the same name must not be sealed by mistake
             sealed = self.seal(primary)
             epoch = sealed.epoch
             while self._copy.number < sealed.number:

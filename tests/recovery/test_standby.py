@@ -13,6 +13,7 @@ import pytest
 from lease_core import LeaseQueue, WorkItem
 from lease_core.errors import EventsPruned, InvalidInput, LeaseError, QueueSealed
 from lease_core.recovery import Standby, verify
+from lease_core.replication import HistoryDiffers, MemorySink, Relay
 from tests.conformance.clock import FakeClock
 from tests.kills.forks import KILLED, kill, running, start
 from tests.recovery.histories import config, events, live, same
@@ -81,6 +82,38 @@ def test_one_that_has_pruned_more_than_that_is_not(original: LeaseQueue, sqlite_
     original.prune_events(before=100)
     with pytest.raises(EventsPruned):
         Standby(original, sqlite_url, config=config(), clock=clock)
+
+
+def test_a_queue_that_it_is_no_copy_of_is_not_sealed(original: LeaseQueue, sqlite_url: str, clock: FakeClock) -> None:
+    with (
+        LeaseQueue.open("sqlite://", "main", config(), clock=clock) as another,
+        Standby(original, sqlite_url, config=config(), clock=clock) as standby,
+    ):
+        standby.follow(limit=50)
+        another.enqueue([WorkItem("other", str(n)) for n in range(100)])
+        with pytest.raises(HistoryDiffers):
+            standby.promote(another)
+        assert len(another.lease("worker", limit=3)) == 3
+        with standby.promote(original) as queue:
+            same(original, queue)
+
+
+def test_a_primary_that_has_pruned_what_is_missing_is_not_sealed(
+    original: LeaseQueue, sqlite_url: str, clock: FakeClock
+) -> None:
+    """The copy could not be brought up to it, so that there would be no primary at all."""
+    told = MemorySink()
+    Relay(original, told).run_once()
+    with Standby(told, sqlite_url, namespace="main", config=config(), clock=clock) as standby:
+        standby.follow(limit=50)
+        original.prune_events(before=100)
+        with pytest.raises(EventsPruned):
+            standby.promote(original)
+        original.enqueue(WorkItem("file", "still works"))
+        while standby.follow():
+            pass
+        with standby.promote(original) as queue:
+            assert queue.stats().head == original.stats().head
 
 
 def test_who_waits_at_the_old_primary_hears_of_it(url: str, tmp_path: Path) -> None:
