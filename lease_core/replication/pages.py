@@ -78,10 +78,10 @@ class Pages:
         and writing take their time at once rather than in turn.
         """
         if self._ahead and self._ahead[0][0] != number:
-            self._ahead.clear()
+            self._let_go_ahead()
         read = self._ahead.popleft()[1].result() if self._ahead else None
         if read is None:  # a page that was empty then may not be now
-            self._ahead.clear()
+            self._let_go_ahead()
             read = self._read(number)
         if read is not None:
             read.origin = self._origin
@@ -113,9 +113,15 @@ class Pages:
         """Let go of the thread that reads ahead; it comes back when it is needed."""
         with self._lock:
             reader, self._reader = self._reader, None
-            self._ahead.clear()
+            self._let_go_ahead()
         if reader is not None:
             reader.shutdown(wait=True)
+
+    def _let_go_ahead(self) -> None:
+        """Read no more of what nobody waits for: sinks far apart would pile it up before what the next one needs."""
+        for _, page in self._ahead:
+            page.cancel()
+        self._ahead.clear()
 
     def wake(self) -> None:
         """Ask the source at the next call, even if it had nothing a moment ago."""
