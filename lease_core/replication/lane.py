@@ -187,7 +187,9 @@ class Lane:
         for events, last, queueing, since in self._taken:
             apply = time.monotonic() - since
             self._delivered += events
-            self._telemetry.delivered(self._labels, events, queueing, apply, self._behind(last), self._age())
+            # the sink has it: that the source cannot be asked how long its log is must not deliver it again
+            behind = self._behind_if_known(last)
+            self._telemetry.delivered(self._labels, events, queueing, apply, behind, self._age())
         self._taken.clear()
         if self._position is not None:
             self._known = self._position
@@ -263,7 +265,7 @@ class Lane:
             state=self._state,
             position=self._known if self._state != "new" else None,
             delivered=self._delivered,
-            behind=self._behind_if_known(),
+            behind=self._behind_if_known(self._known),
             failures_in_a_row=self._failures,
             refused=self._refused,
             error=None if self._error is None else _brief(self._error),
@@ -286,25 +288,24 @@ class Lane:
             self.save()
 
     def close(self) -> None:
-        """Keep the checkpoint and let go of the sink."""
+        """Keep the checkpoint and let go of the sink. Raises nothing: other lanes are to be closed, too."""
         try:
             self.rest()
-        except InvalidInput as error:
+        except Exception as error:
             logger.warning("the checkpoint of sink %s could not be kept: %s", self.sink.name, error)
-        finally:
-            release: Any = getattr(self.sink, "close", None)
+        release: Any = getattr(self.sink, "close", None)
+        try:
             if release is not None:
                 release()
+        except Exception as error:
+            logger.warning("sink %s could not be closed: %s", self.sink.name, _brief(error))
 
-    def _behind(self, position: int) -> int | None:
-        head = self._pages.head()
-        return None if head is None else max(0, head - position)
-
-    def _behind_if_known(self) -> int | None:
+    def _behind_if_known(self, position: int) -> int | None:
         try:
-            return self._behind(self._known)
+            head = self._pages.head()
         except Exception:  # a status must be had also while the source is away
             return None
+        return None if head is None else max(0, head - position)
 
     def _age(self) -> float:
         return time.monotonic() - self._saved_at
@@ -324,7 +325,7 @@ class Lane:
             self._position = None  # part of the batch may be there: ask the sink
         pause = self.rules.backoff.pause(self._failures, getattr(error, "retry_after", None))
         self._retry_at = time.monotonic() + pause
-        self._telemetry.failed(self._labels, error, self._behind_if_known(), self._age())
+        self._telemetry.failed(self._labels, error, self._behind_if_known(self._known), self._age())
         if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: a sink down for hours stays quiet
             logger.warning(
                 "sink %s failed %d times, next try in %.1f s: %s", self.sink.name, self._failures, pause, _brief(error)
@@ -333,7 +334,7 @@ class Lane:
     def _end(self, cause: BaseException) -> None:
         self._state, self._error = "stopped", cause
         self._taken.clear()
-        self._telemetry.failed(self._labels, cause, self._behind_if_known(), self._age())
+        self._telemetry.failed(self._labels, cause, self._behind_if_known(self._known), self._age())
         logger.error("sink %s stopped at event %d: %s", self.sink.name, self._known, _brief(cause))
 
 

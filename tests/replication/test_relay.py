@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lease_core import LeaseEvent, LeaseQueue, WorkItem
-from lease_core.errors import EventsPruned, InvalidInput
+from lease_core.errors import EventsPruned, InvalidInput, StoreUnavailable
 from lease_core.replication import (
     Backoff,
     Batch,
@@ -107,6 +107,73 @@ def test_a_sink_that_is_down_or_slow_delays_nobody(queue: LeaseQueue) -> None:
         release.set()
         assert relay.wait_until(head, 20)
     assert down.events == stuck.events == fine.events
+
+
+def test_a_source_that_goes_away_after_a_delivery_does_not_deliver_it_again(queue: LeaseQueue) -> None:
+    """How far behind the sink is then cannot be said; that it has the batch can."""
+    work(queue, 30)
+
+    class Source:
+        namespace, away = queue.namespace, False
+        events = staticmethod(queue.events)
+
+        def stats(self) -> object:
+            if self.away:
+                raise StoreUnavailable("the database is away")
+            return queue.stats()
+
+    class Sees(Plain):
+        def deliver(self, batch: Batch) -> None:
+            super().deliver(batch)
+            source.away = True
+            relay._pages._head = (0, float("-inf"))  # which is asked for again once in a while
+
+    source, sink = Source(), Sees()
+    relay = Relay(source, sink, rules=Rules(batch_size=10, backoff=QUICK), checkpoints=MemoryCheckpoints())
+    for _ in range(4):
+        relay.run_once()
+    assert sink.events == queue.events()
+
+
+def test_a_sink_that_cannot_be_closed_keeps_no_other_open(queue: LeaseQueue) -> None:
+    head = work(queue, 5)
+    closed: list[str] = []
+
+    class Closed(Plain):
+        def close(self) -> None:
+            closed.append(self.name)
+            if self.name == "first":
+                raise TimeoutError("the server does not answer")
+
+    relay = Relay(queue, [Closed("first"), Closed("second")]).start()
+    assert relay.wait_until(head, 20)
+    assert relay.stop()
+    assert closed == ["first", "second"]
+    with relay:  # and it can be started again
+        pass
+
+
+def test_sinks_far_apart_do_not_leave_reading_behind(queue: LeaseQueue) -> None:
+    """Each needs other pages than the other, so that what was read ahead for one is of no use, and not read either."""
+    work(queue, 200)
+    asked = threading.Lock()
+
+    class Slow:
+        namespace, reads = queue.namespace, 0
+
+        def events(self, after: int, limit: int) -> Sequence[LeaseEvent]:
+            with asked:
+                self.reads += 1
+            time.sleep(0.002)
+            return queue.events(after, limit)
+
+    source = Slow()
+    pages = Pages(source, 5, 4, 0.25, sealed=True)
+    for at in range(0, 200, 5):
+        assert pages.after(at, 5)
+        assert pages.after(300 + at, 5)
+    pages.close()
+    assert source.reads <= 2 * 2 * 40  # one that was asked for, and one that was under way
 
 
 def test_pauses_double_up_to_a_bound_and_differ() -> None:
