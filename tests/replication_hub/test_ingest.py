@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from lease_core import LeaseEvent, LeaseQueue
+from lease_core import LeaseEvent, LeaseQueue, WorkItem
 from lease_core.replication import (
+    Backoff,
     Batch,
     HistoryDiffers,
     HubServer,
     HubSink,
+    RefusedEvents,
     RefusedForGood,
     Relay,
     Rules,
@@ -180,6 +182,25 @@ def test_an_event_too_large_for_the_hub_is_refused_and_smaller_batches_are_not(t
             head = work(queue, 100)
             [status] = Relay(queue, sink).run_once()
             assert status.position == head
+
+
+def test_a_copy_without_the_event_that_was_refused_goes_no_further(tmp_path: Path) -> None:
+    """The relay is to skip it, but the hub keeps no copy with a gap: that is said once, not tried for ever."""
+    refused = RefusedEvents(tmp_path / "refused.jsonl")
+    with (
+        HubServer(f"sqlite:///{tmp_path}/hub.db", "127.0.0.1:0", most_bytes=2_048) as hub,
+        LeaseQueue.open("sqlite://", "main") as queue,
+    ):
+        for body in (b"", b"x" * 3_000, b""):
+            queue.enqueue(WorkItem("file", "a", body=body))
+        sink = HubSink(f"127.0.0.1:{hub.port}", source="here")
+        relay = Relay(queue, sink, rules=Rules(on_refusal="skip", backoff=Backoff(0.001, 0.01)), refused=refused)
+        for _ in range(5):
+            [status] = relay.run_once()
+        relay.stop()
+        assert (status.state, status.refused) == ("stopped", 1)
+        assert "refused event 2" in str(status.error)
+        assert [each.event.sequence_number for each in refused] == [2]
 
 
 def test_many_sources_at_once_each_come_through_whole(address: str) -> None:

@@ -18,6 +18,7 @@ class HubSink:
 
     ``source`` is the name of this log at the hub; with mutual TLS it is the certificate's, and need not be given. A
     copy begins at event 1, unless ``begin_late`` allows it to begin where the relay does, because the log was pruned.
+    It has no gaps, so that nothing can follow an event that the hub refuses, though the relay's rule is to skip it.
     TLS is by ``ca``, mutual TLS by ``certificate`` and ``key`` too (PEM files); to another machine nothing goes in the
     clear unless ``insecure`` says so.
     """
@@ -46,8 +47,16 @@ class HubSink:
         self._lock = threading.Lock()
         self._stream: _Stream | None = None
         self._most_bytes = 0
+        self._refused = 0  # the last event that was refused alone
 
     def deliver(self, batch: Batch) -> None:
+        try:
+            self._deliver(batch)
+        except RefusedForGood:
+            self._refused = batch.first if len(batch) == 1 else self._refused
+            raise
+
+    def _deliver(self, batch: Batch) -> None:
         if self._most_bytes and len(batch.payload) > self._most_bytes:
             raise RefusedForGood(f"it is larger than the hub takes ({self._most_bytes} bytes)")
         message = wire.messages().Batch(
@@ -64,6 +73,11 @@ class HubSink:
         match answer.outcome:
             case outcome.STORED if answer.next > batch.last:
                 return
+            case outcome.MISSING if answer.next == self._refused:
+                raise HistoryDiffers(
+                    f"the hub refused event {self._refused}, and its copies have no gaps, so that it takes nothing "
+                    "after it: let the hub take it, or begin another copy after it (another source, and begin_late)"
+                )
             case outcome.MISSING:  # the relay asks for the position anew, and goes on from there
                 raise SinkUnavailable(f"the hub asks for events from {answer.next} on: {answer.reason}")
             case outcome.REWRITES_HISTORY:
