@@ -27,6 +27,7 @@ from lease_core.replication import (
     read_segments,
     with_shard,
 )
+from lease_core.replication.sinks.object_store import SegmentsCopy
 from tests.replication.conftest import work
 
 
@@ -90,23 +91,27 @@ def stranger(tmp_path: Path) -> Iterator[LeaseQueue]:
         yield opened
 
 
-def test_the_archive_of_another_queue_prunes_nothing(queue: LeaseQueue, stranger: LeaseQueue, tmp_path: Path) -> None:
+def archive_of_another(queue: LeaseQueue, stranger: LeaseQueue, folder: Path, items: int) -> SegmentsCopy:
+    """Both queues have as much in their logs; the archive is the stranger's."""
     for each in (queue, stranger):
-        work(each, 100)
-    archive(stranger, tmp_path / "archive")
+        work(each, items)
+    archive(stranger, folder / "archive")
+    return read_segments(f"file://{folder}/archive")
+
+
+def test_the_archive_of_another_queue_prunes_nothing(queue: LeaseQueue, stranger: LeaseQueue, tmp_path: Path) -> None:
+    copy = archive_of_another(queue, stranger, tmp_path, 100)
     with pytest.raises(HistoryDiffers, match="another event 1 than the log"):
-        prune_archived(queue, read_segments(f"file://{tmp_path}/archive"))
+        prune_archived(queue, copy)
     assert queue.events(0, 1)[0].sequence_number == 1
 
 
 def test_the_archive_of_another_queue_is_told_by_the_event_where_they_meet(
     queue: LeaseQueue, stranger: LeaseQueue, tmp_path: Path
 ) -> None:
-    for each in (queue, stranger):
-        work(each, 200)
-    archive(stranger, tmp_path / "archive")
+    copy = archive_of_another(queue, stranger, tmp_path, 200)
     oldest = queue.prune_events(before=250) + 1
-    whole = WithArchive(queue, read_segments(f"file://{tmp_path}/archive"))
+    whole = WithArchive(queue, copy)
     for _ in range(2):
         with pytest.raises(HistoryDiffers, match=f"another event {oldest} than"):
             whole.events(0)
@@ -116,10 +121,7 @@ def test_the_archive_of_another_queue_is_told_by_the_event_where_they_meet(
 def test_the_archive_of_another_queue_is_told_by_its_seals_where_they_do_not_overlap(
     queue: LeaseQueue, stranger: LeaseQueue, tmp_path: Path
 ) -> None:
-    for each in (queue, stranger):
-        work(each, 100)
-    archive(stranger, tmp_path / "archive")
-    copy = read_segments(f"file://{tmp_path}/archive")
+    copy = archive_of_another(queue, stranger, tmp_path, 100)
     assert copy.queue_id == stranger.queue_id
     queue.prune_events(before=301)
     work(queue, 100)
