@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -13,6 +14,8 @@ from typing import Protocol
 from lease_core.config import QueueConfig
 from lease_core.errors import LeaseError, LeaseLost
 from lease_core.model import AckResult, Lease, LeaseToken
+
+logger = logging.getLogger(__name__)
 
 _TRUST = 0.9
 """The part of a lease's duration for which it is trusted after the last confirmed heartbeat was *sent*."""
@@ -177,4 +180,7 @@ class Hold:
             lost = {token: self._held.pop(token) for token in tokens if token in self._held}
             self._lost.update(lost)
         if lost and self._on_lost is not None:
-            self._on_lost(tuple(lost.values()))
+            try:
+                self._on_lost(tuple(lost.values()))
+            except Exception:  # the other leases are still to be kept
+                logger.exception("on_lost failed for %d leases, which are lost all the same", len(lost))

@@ -66,6 +66,30 @@ def test_more_leases_than_one_call_takes_are_held_together() -> None:
             assert hold.held == tuple(leases)
 
 
+def test_a_callback_that_raises_ends_no_heartbeats(caplog: pytest.LogCaptureFixture) -> None:
+    """The error is told; the leases that are not lost are kept on."""
+    with LeaseQueue.open("sqlite://", config=QueueConfig(lease_duration=1)) as queue:
+        leases = leased(queue, 2)
+        lost = Losses()
+
+        def fail(given: tuple[Lease, ...]) -> None:
+            lost(given)
+            raise RuntimeError("cannot cancel the job")
+
+        with queue.hold(leases, fail) as hold:
+            thief = LeaseQueue(queue._store, queue._ns, queue.namespace, queue.queue_id, queue.config)
+            thief.release(leases[0])  # as an operator would, from another process
+            assert lost.happened.wait(20)
+            head = queue.stats().head
+            deadline = time.monotonic() + 20
+            while len([e for e in queue.events(after=head) if e.type == "Heartbeat"]) < 4:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            assert hold.held == (leases[1],)
+        assert lost.calls == [(leases[0],)]
+        assert "cannot cancel the job" in caplog.text
+
+
 def test_the_hold_ends_with_its_block(url: str) -> None:
     with LeaseQueue.open(url, config=BRIEF) as queue:
         with queue.hold(leased(queue)):
