@@ -233,6 +233,8 @@ def _result(where: str, result: Any, config: QueueConfig) -> bytes | None:
     try:
         raw = msgspec.json.encode(result)
         msgspec.json.decode(raw)
+        if b"null" in raw:
+            refuse_infinite(result)
     except (TypeError, ValueError, UnicodeError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise InvalidInput(where, f"cannot be written as JSON: {error}") from None
     if len(raw) > config.max_result_bytes:
@@ -241,6 +243,18 @@ def _result(where: str, result: Any, config: QueueConfig) -> bytes | None:
             f"{len(raw)} bytes of JSON, the limit is {config.max_result_bytes}; store it elsewhere, give its address",
         )
     return raw
+
+
+def refuse_infinite(value: Any) -> None:
+    """Raise ``ValueError`` for a NaN anywhere in it. JSON has none: it would come back as null, without a word."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not a JSON number")
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple | set | frozenset):
+        return
+    for each in value:
+        refuse_infinite(each)
 
 
 def _moment(where: str, value: datetime) -> None:

@@ -7,7 +7,6 @@ same atomic step as the write.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -148,24 +147,12 @@ def encoded(where: str, value: Any) -> bytes:
     try:
         raw = msgspec.json.encode(value)
         msgspec.json.decode(raw)
-        _refuse_infinite(value)
+        limits.refuse_infinite(value)
     except (TypeError, ValueError, UnicodeError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise InvalidInput(where, f"cannot be written as JSON: {error}") from None
     if len(raw) > MAX_VALUE_BYTES:
         raise InvalidInput(where, f"{len(raw)} bytes of JSON, the limit is {MAX_VALUE_BYTES}; store it elsewhere")
     return raw
-
-
-def _refuse_infinite(value: Any) -> None:
-    """JSON has no NaN: it would come back as null, and a replay would not get what the first run got."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is not a JSON number")
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, list | tuple | set | frozenset):
-        return
-    for each in value:
-        _refuse_infinite(each)
 
 
 def _decoded(key: str, raw: bytes) -> Any:
