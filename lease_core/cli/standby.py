@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import logging
+import threading
 from contextlib import ExitStack
 
 from lease_core.cli.sources import SOURCE_HELP, namespace_argument, open_queue, open_source
-from lease_core.cli.staying import log_to_stderr, stay, until_signalled
-from lease_core.errors import InvalidInput, LeaseError
+from lease_core.cli.staying import log_to_stderr, once_reached, stay, until_signalled
+from lease_core.errors import InvalidInput, LeaseError, StoreError
 from lease_core.queue import LeaseQueue
 from lease_core.recovery import Standby
+from lease_core.replication.contract import EventSource
 
 HELP = "follow a queue into another database, and take over from it"
 logger = logging.getLogger(__name__)
@@ -36,8 +38,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     log_to_stderr()
     with ExitStack() as stack:
-        source = open_source(options.source, options.namespace, stack)
-        standby = stack.enter_context(
+        if not options.promote:
+            stopping = until_signalled()
+            # one that is started before the primary, or before its own database, waits for it
+            reached = once_reached(lambda: _open(options, stack), stopping, StoreError)
+            return 0 if reached is None else _follow(reached[1], options.report_every, stopping)
+        source, standby = _open(options, stack)
+        while standby.follow():
+            logger.info("at event %s", standby.number)
+        primary = None if options.primary_is_lost else _primary(options, source, stack)
+        queue = standby.promote(primary, primary_is_lost=options.primary_is_lost, leases=options.leases)
+        stats = stack.enter_context(queue).stats()
+    print(f"primary now, at event {stats.head}: {stats.pending} pending, {stats.active} active, {stats.dead} dead")
+    return 0
+
+
+def _open(options: argparse.Namespace, stack: ExitStack) -> tuple[EventSource, Standby]:
+    with ExitStack() as opened:
+        source = open_source(options.source, options.namespace, opened)
+        standby = opened.enter_context(
             Standby(
                 source,
                 options.url,
@@ -46,15 +65,8 @@ def run(options: argparse.Namespace) -> int:
                 snapshot=options.snapshot,
             )
         )
-        if not options.promote:
-            return _follow(standby, options.report_every)
-        while standby.follow():
-            logger.info("at event %s", standby.number)
-        primary = None if options.primary_is_lost else _primary(options, source, stack)
-        queue = standby.promote(primary, primary_is_lost=options.primary_is_lost, leases=options.leases)
-        stats = stack.enter_context(queue).stats()
-    print(f"primary now, at event {stats.head}: {stats.pending} pending, {stats.active} active, {stats.dead} dead")
-    return 0
+        stack.push(opened.pop_all())
+    return source, standby
 
 
 def _primary(options: argparse.Namespace, source: object, stack: ExitStack) -> LeaseQueue:
@@ -65,8 +77,7 @@ def _primary(options: argparse.Namespace, source: object, stack: ExitStack) -> L
     raise InvalidInput("--primary", "the source is a copy: say where the primary is, or that it is lost")
 
 
-def _follow(standby: Standby, report_every: float) -> int:
-    stopping = until_signalled()
+def _follow(standby: Standby, report_every: float, stopping: threading.Event) -> int:
     standby.start()
     stay(stopping, report_every, lambda: _report(standby), lambda: not standby.failed)
     return 1 if standby.failed else 0

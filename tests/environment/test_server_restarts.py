@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -184,3 +186,31 @@ def test_a_standby_of_a_copy_goes_on(
             with standby.promote(queue) as promoted:
                 same(queue, promoted)
         relay.stop()
+
+
+def test_the_standby_command_waits_for_a_primary_that_is_away(
+    own_server: PostgresServer, restartable_url: str, tmp_path: Path
+) -> None:
+    with LeaseQueue.open(restartable_url, "landing") as queue:
+        head = work(queue, 5)
+    copy, told = f"sqlite:///{tmp_path}/copy.db", tmp_path / "told"
+    arguments = [sys.executable, "-m", "lease_core.cli", "standby", restartable_url, copy, "--namespace", "landing"]
+    own_server.stop()
+    try:
+        with told.open("wb") as log:
+            following = subprocess.Popen(arguments, stderr=log)
+        until(lambda: "next try in" in told.read_text() or following.poll() is not None, told.read_text)
+    finally:
+        own_server.start()
+    try:
+        until(lambda: following.poll() is not None or _head(copy) == head, told.read_text)
+    finally:
+        following.terminate()
+    assert following.wait(30) == 0, told.read_text()
+
+
+def _head(url: str) -> int:
+    if not Path(url.removeprefix("sqlite:///")).exists():
+        return 0
+    with LeaseQueue.open(url, "landing") as copy:
+        return copy.stats().head
