@@ -17,7 +17,7 @@ from lease_core.queue import LeaseQueue
 from lease_core.recovery import copying, handing_back, sealing
 from lease_core.recovery import snapshot as snapshots
 from lease_core.recovery.sealing import Rules
-from lease_core.replication.contract import EventSource
+from lease_core.replication.contract import EventSource, good_events
 from lease_core.replication.errors import HistoryDiffers
 from lease_core.store import migrate, open_store
 from lease_core.store.base import Clock, Head, Store
@@ -105,7 +105,7 @@ class Copy:
             return 0
         groups = self._stored(source, limit, upto) if isinstance(source, LeaseQueue) else []
         if not groups:
-            groups = copying.gathered(source.events(self.number, limit))
+            groups = copying.gathered(good_events(source, self.number, limit))
         if not groups:
             return 0
         before, self._unsure = self.number, True

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from lease_core.model import LeaseEvent
 from lease_core.replication.batch import Batch
+from lease_core.replication.errors import CorruptCopy
 
 
 class EventSource(Protocol):
@@ -79,7 +80,20 @@ class Checkpoints(Protocol):
 
 
 def each_event(source: EventSource, after: int = 0, page: int = 1_000) -> Iterator[LeaseEvent]:
-    """All events of ``source`` above ``after``, read a page at a time."""
-    while found := source.events(after, page):
+    """All events of ``source`` above ``after``, read a page at a time; of a damaged copy, all that are good first."""
+    while found := good_events(source, after, page):
         yield from found
         after = found[-1].sequence_number
+
+
+def good_events(source: EventSource, after: int, limit: int) -> Sequence[LeaseEvent]:
+    """What ``source.events`` gives or, where it raises ``CorruptCopy``, what comes before the damage, if anything does.
+
+    A page is given whole or not at all, so that who reads only one is told of damage; who reads on is told at the next.
+    """
+    try:
+        return source.events(after, limit)
+    except CorruptCopy as damage:
+        if damage.last_good <= after:
+            raise
+        return source.events(after, min(limit, damage.last_good - after))

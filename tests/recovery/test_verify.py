@@ -14,7 +14,17 @@ from lease_core import LeaseQueue, WorkItem
 from lease_core.errors import InvalidInput
 from lease_core.model import LeaseEvent
 from lease_core.recovery import rebuild, verify
-from lease_core.replication import CorruptCopy, JsonlSink, ObjectStoreSink, Relay, Rules, read_jsonl, read_segments
+from lease_core.replication import (
+    CorruptCopy,
+    JsonlSink,
+    ObjectStoreSink,
+    Relay,
+    Rules,
+    SqlSink,
+    read_jsonl,
+    read_segments,
+    read_sql,
+)
 from tests.conformance.clock import FakeClock
 from tests.recovery.histories import config, events
 
@@ -84,6 +94,34 @@ def test_a_flipped_bit_anywhere_is_found_and_never_used(kind: str, small: LeaseQ
         if at % 50 == 0:
             with pytest.raises(CorruptCopy):
                 rebuild(copy(), "sqlite://", namespace="main")
+
+
+@pytest.mark.parametrize("kind", ["segments", "lines"])
+def test_damage_in_the_middle_is_named_by_the_batch_it_is_in(
+    kind: str, original: LeaseQueue, tmp_path: Path, clock: FakeClock
+) -> None:
+    """Not by the page of the reader, which is larger: all before that batch is good, and can be recovered."""
+    folder, copy = _copied(kind, original, tmp_path, size=7)
+    [file] = [path for path in folder.rglob("*.jsonl") if b'"sequenceNumber":31,' in path.read_bytes()]
+    file.write_bytes(file.read_bytes().replace(b'"sequenceNumber":31,', b'"sequenceNumber":13,'))
+    report = verify(copy())
+    assert (report.last_good, report.first_bad) == (28, 29)
+    place = f"sqlite:///{tmp_path}/rebuilt.db"
+    with pytest.raises(CorruptCopy) as found:
+        rebuild(copy(), place, namespace="main", config=config(), clock=clock)
+    assert found.value.first_bad == 29
+    with rebuild(copy(), place, namespace="main", upto=28, config=config(), clock=clock) as queue:
+        assert events(queue) == events(original)[:28]
+
+
+def test_damage_in_a_table_is_named_by_its_row(original: LeaseQueue, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/table.db"
+    Relay(original, SqlSink(url)).run_once()
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE omnirelay_copied_event SET event = event || ' ' WHERE sequence_number = 31"))
+    engine.dispose()
+    assert verify(read_sql(url, "main")).first_bad == 31
 
 
 @pytest.mark.parametrize("kind", ["segments", "lines"])
