@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -346,3 +347,56 @@ def test_with_shard_tags_every_event(queue: LeaseQueue) -> None:
 def test_a_wrong_argument_is_named(make: Callable[[Path], object], tmp_path: Path) -> None:
     with pytest.raises(InvalidInput):
         make(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "namespace", ["a/b", "..", "a%2Fb", " x ", "ä€😀", "x?y#z", "%", "*", "日" * 60, "x" * 300], ids=len
+)
+def test_any_namespace_has_a_place(namespace: str, tmp_path: Path) -> None:
+    """Also one whose name, written so that a path can hold it, is longer than the name of a file may be."""
+    with LeaseQueue.open("sqlite://", namespace) as queue:
+        head = work(queue, 5)
+        objects, table = f"file://{tmp_path}/objects", f"sqlite:///{tmp_path}/table.db"
+        relay = Relay(queue, [JsonlSink(tmp_path / "lines"), ObjectStoreSink(objects), SqlSink(table)])
+        for _ in range(2):
+            relay.run_once()
+        relay.stop()
+        relay = Relay(queue, ObjectStoreSink(objects), rules=Rules(linger=0))
+        assert [(each.state, each.position) for each in relay.run_once()] == [("running", head)]
+        for copy in (
+            read_jsonl(tmp_path / "lines", namespace),
+            read_segments(objects, namespace),
+            read_sql(table, namespace),
+        ):
+            assert list(each_event(copy)) == queue.events()
+        if len(namespace) < 60:
+            assert read_jsonl(tmp_path / "lines").namespace == read_segments(objects).namespace == namespace
+        else:
+            for read in (lambda: read_jsonl(tmp_path / "lines"), lambda: read_segments(objects)):
+                with pytest.raises(InvalidInput, match="say which to read"):
+                    read()
+
+
+def test_a_file_that_cannot_be_begun_closes_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of a file that was closed may be another thread's by the time the failure is tidied up."""
+    with LeaseQueue.open("sqlite://") as queue:
+        work(queue, 5)
+        sink = JsonlSink(tmp_path, max_bytes=1)
+        sink.deliver(Batch(queue.events(0, 3)))
+        (tmp_path / "resourcelease" / f"{4:020d}.jsonl").touch()
+        taken: list[int] = []
+        real = os.open
+
+        def begin(path: Any, flags: int, mode: int = 0o777) -> int:
+            taken.append(real(os.devnull, os.O_RDONLY))
+            return real(path, flags, mode)
+
+        monkeypatch.setattr(os, "open", begin)
+        with pytest.raises(FileExistsError):
+            sink.deliver(Batch(queue.events(3, 3)))
+        monkeypatch.undo()
+        for each in taken:
+            os.close(each)
+        sink.deliver(Batch(queue.events(3, 3)))  # the empty file is taken for what it is
+        sink.close()
+        assert list(each_event(read_jsonl(tmp_path))) == queue.events(0, 6)

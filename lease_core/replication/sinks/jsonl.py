@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from lease_core.replication.same_event import check_last
 from lease_core.replication.sealed import Block, Seal, Torn, blocks, next_seal, owner_in
 
 _SUFFIX = ".jsonl"
+_LONGEST_NAME = 255  # bytes, of a file or folder; a character of a namespace may take nine or twelve
 _APPENDING = os.O_WRONLY | os.O_APPEND
 _force = getattr(os, "fdatasync", os.fsync)  # macOS has only the latter
 
@@ -96,20 +98,28 @@ class JsonlSink:
 
 
 def folder_name(namespace: str) -> str:
-    """The namespace as one part of a path, whatever is in it."""
+    """The namespace as one part of a path, whatever is in it; a long one ends with a digest instead."""
     quoted = quote(namespace, safe="")
+    if len(quoted) > _LONGEST_NAME:
+        return f"{quoted[: _LONGEST_NAME - 33]}~{hashlib.sha256(namespace.encode()).hexdigest()[:32]}"
     return quoted.replace(".", "%2E") if not quoted.strip(".") else quoted
+
+
+def is_short_for_another(folder: str) -> bool:
+    """Whether a folder does not have all of its namespace's name."""
+    return len(folder) == _LONGEST_NAME and folder[-33] == "~"
 
 
 def read_jsonl(path: str | os.PathLike[str], namespace: str | None = None) -> JsonlCopy:
     """The copy that a ``JsonlSink`` keeps at ``path``. ``namespace`` is needed if there are several."""
     root = Path(path)
-    found = sorted(unquote(each.name) for each in root.iterdir() if each.is_dir()) if root.is_dir() else []
+    folders = sorted(each.name for each in root.iterdir() if each.is_dir()) if root.is_dir() else []
+    found = [unquote(each) for each in folders]
     if namespace is None:
-        if len(found) != 1:
+        if len(found) != 1 or is_short_for_another(folders[0]):
             raise InvalidInput("namespace", f"{root} has {', '.join(found) or 'no copy in it'}: say which to read")
         namespace = found[0]
-    elif namespace not in found:
+    elif folder_name(namespace) not in folders:
         raise InvalidInput("namespace", f"{root} has no copy of {namespace}, but {', '.join(found) or 'nothing'}")
     return JsonlCopy(root / folder_name(namespace), namespace)
 
@@ -241,7 +251,8 @@ class _Writer:
     def _begin_file(self, first: int) -> None:
         if self._file is not None:
             self.force()
-            os.close(self._file)
+            file, self._file = self._file, None  # closed once: by then its number may be that of another's file
+            os.close(file)
         path = self._folder / f"{first:020d}{_SUFFIX}"
         self._file = os.open(path, _APPENDING | os.O_CREAT | os.O_EXCL, 0o644)
         self._size = self._forced = 0

@@ -18,7 +18,7 @@ from lease_core.replication.errors import CorruptCopy, SinkUnavailable
 from lease_core.replication.paged import Paged
 from lease_core.replication.same_event import check_last
 from lease_core.replication.sealed import Block, Seal, Torn, blocks, owner_in, seal
-from lease_core.replication.sinks.jsonl import folder_name
+from lease_core.replication.sinks.jsonl import folder_name, is_short_for_another
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -179,10 +179,9 @@ def read_segments(
     if namespace is None:
         import obstore
 
-        found = sorted(
-            unquote(each.rpartition("/")[2]) for each in obstore.list_with_delimiter(store)["common_prefixes"]
-        )
-        if len(found) != 1:
+        folders = sorted(each.rpartition("/")[2] for each in obstore.list_with_delimiter(store)["common_prefixes"])
+        found = [unquote(each) for each in folders]
+        if len(found) != 1 or is_short_for_another(folders[0]):
             raise InvalidInput("namespace", f"there is {', '.join(found) or 'no copy'} at the url: say which to read")
         namespace = found[0]
     return SegmentsCopy(store, namespace)
