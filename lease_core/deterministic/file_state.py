@@ -198,8 +198,10 @@ def _link(temporary: Path, path: Path) -> None:
 
 
 def _make_folder(folder: Path) -> None:
+    """Make a folder, and those that it is in, where they are missing, with their names flushed to disk."""
     if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
         _flush_folder(folder.parent)
 
 

@@ -23,6 +23,15 @@ def force_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those that it is in, where they are missing: each is only safe once its name is."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    force_folder(folder.parent)
+
+
 @contextmanager
 def room_in(folder: str | os.PathLike[str]) -> Iterator[None]:
     """Say what to do about a full disk, rather than which system call met it."""
@@ -40,7 +49,7 @@ def no_room_left(where: str) -> str:
 
 def place_file(path: Path, content: bytes) -> None:
     """Make a file with this content where there is none; raises ``FileExistsError``. Nobody ever sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     if not _place_unnamed(path, content):
         _place_named(path, content)
     force_folder(path.parent)
@@ -82,7 +91,7 @@ def _place_named(path: Path, content: bytes) -> None:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Give the file new content, all of it or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     fresh = path.with_name(f".{path.name}.new")
     with fresh.open("wb") as file:
         file.write(content)

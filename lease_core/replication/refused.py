@@ -12,7 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 from lease_core.model import LeaseEvent, Value
-from lease_core.replication.durable_file import force_folder, room_in
+from lease_core.replication.durable_file import force_folder, make_folder, room_in
 
 
 class RefusedEvent(Value, frozen=True):
@@ -34,7 +34,7 @@ class RefusedEvents:
     def add(self, sink: str, reason: str, event: LeaseEvent) -> None:
         refused = RefusedEvent(sink, reason, datetime.now(UTC), event)
         with self._lock, room_in(self.path.parent):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             with self.path.open("ab+") as file:
                 file.write((b"\n" if _is_torn(file) else b"") + refused.to_json() + b"\n")
                 file.flush()

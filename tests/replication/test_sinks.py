@@ -15,10 +15,12 @@ import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from lease_core import LeaseEvent, LeaseQueue
+from lease_core.deterministic import StateStore
 from lease_core.errors import InvalidInput
 from lease_core.replication import (
     Batch,
     EventSource,
+    FileCheckpoints,
     HistoryDiffers,
     HttpSink,
     JsonlSink,
@@ -26,6 +28,7 @@ from lease_core.replication import (
     NatsSink,
     ObjectStoreSink,
     OpenLineageSink,
+    RefusedEvents,
     RefusedForGood,
     Relay,
     Rules,
@@ -400,3 +403,29 @@ def test_a_file_that_cannot_be_begun_closes_nobody_elses(tmp_path: Path, monkeyp
         sink.deliver(Batch(queue.events(3, 3)))  # the empty file is taken for what it is
         sink.close()
         assert list(each_event(read_jsonl(tmp_path))) == queue.events(0, 6)
+
+
+def test_the_folders_of_a_copy_are_on_disk_before_it_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is only safe once its name is, and so is the folder that it is in, and so on."""
+    forced: set[int] = set()
+    real = os.fsync
+
+    def force(descriptor: int) -> None:
+        forced.add(os.fstat(descriptor).st_ino)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", force)
+    with LeaseQueue.open("sqlite://", "main") as queue:
+        work(queue, 5)
+        told = Batch(queue.events())
+        JsonlSink(tmp_path / "a" / "b").deliver(told)
+        ObjectStoreSink(f"file://{tmp_path}/c/d").deliver(told)
+        RefusedEvents(tmp_path / "e" / "f" / "refused").add("sink", "reason", told.events[0])
+        FileCheckpoints(tmp_path / "g" / "h" / "places").register_reader("sink")
+    with StateStore.open(f"file://{tmp_path}/i/j") as states:
+        states.put("key", 1)
+    folders = [path for path in tmp_path.rglob("*") if path.is_dir() and path.name != "locks"]
+    assert len(folders) > 10
+    assert [path for path in folders if path.parent.stat().st_ino not in forced] == []

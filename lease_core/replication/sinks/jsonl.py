@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 from lease_core.errors import InvalidInput
 from lease_core.model import LeaseEvent
 from lease_core.replication.batch import Batch
-from lease_core.replication.durable_file import force_folder, replace_file, room_in
+from lease_core.replication.durable_file import force_folder, make_folder, replace_file, room_in
 from lease_core.replication.errors import CorruptCopy, SinkUnavailable
 from lease_core.replication.paged import Paged
 from lease_core.replication.same_event import check_last
@@ -174,7 +174,7 @@ class _Writer:
         self._last: Seal | None = None
         self._file: int | None = None
         self._size = self._forced = 0
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
             _lock(self._lock, folder)

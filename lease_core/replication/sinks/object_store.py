@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from lease_core.errors import InvalidInput
 from lease_core.model import LeaseEvent
 from lease_core.replication.batch import Batch
-from lease_core.replication.durable_file import place_file, room_in
+from lease_core.replication.durable_file import make_folder, place_file, room_in
 from lease_core.replication.errors import CorruptCopy, SinkUnavailable
 from lease_core.replication.paged import Paged
 from lease_core.replication.same_event import check_last
@@ -115,7 +115,10 @@ def open_object_store(
         ) from error
     try:
         if url.startswith("file://"):
-            return LocalStore(unquote(url.removeprefix("file://")), mkdir=True)
+            folder = unquote(url.removeprefix("file://"))
+            with suppress(OSError):  # which the library names better
+                make_folder(Path(folder))
+            return LocalStore(folder, mkdir=True)
         return from_url(url, config=dict(options or {}), client_options=dict(client_options or {}))  # type: ignore[call-overload, no-any-return]
     except (BaseError, ValueError) as error:
         raise InvalidInput("url", f"is not an object store that can be opened ({type(error).__name__})") from None
