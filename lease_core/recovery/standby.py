@@ -58,8 +58,11 @@ class Standby:
         self.trouble: Exception | None = None
         self._reader = f"standby/{self._copy.name}"
         self._told = self._copy.number
-        if isinstance(source, Checkpoints):
-            source.register_reader(self._reader, self._copy.number)
+        try:
+            self._register()
+        except BaseException:
+            self._copy.close()
+            raise
 
     @property
     def name(self) -> str:
@@ -85,9 +88,16 @@ class Standby:
         """Take in what there is, up to ``limit`` events. Gives how many that were."""
         taken = self._copy.advance(self._source, limit)
         if self._told < self._copy.number and isinstance(self._source, Checkpoints):
-            self._source.advance_reader(self._reader, self._copy.number)
+            try:
+                self._source.advance_reader(self._reader, self._copy.number)
+            except InvalidInput:  # it was dropped, as that of a standby that was thought to be gone
+                self._register()
             self._told = self._copy.number
         return taken
+
+    def _register(self) -> None:
+        if isinstance(self._source, Checkpoints):
+            self._source.register_reader(self._reader, self._copy.number)
 
     def start(self) -> None:
         """Follow from a thread until ``stop``. What goes wrong is in ``trouble``; if it may pass, it is tried again."""

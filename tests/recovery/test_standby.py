@@ -84,6 +84,15 @@ def test_one_that_has_pruned_more_than_that_is_not(original: LeaseQueue, sqlite_
         Standby(original, sqlite_url, config=config(), clock=clock)
 
 
+def test_one_whose_place_was_dropped_takes_it_again(original: LeaseQueue, sqlite_url: str, clock: FakeClock) -> None:
+    with Standby(original, sqlite_url, config=config(), clock=clock) as standby:
+        standby.follow(limit=50)
+        original.drop_reader(f"standby/{standby.name}")
+        while standby.follow():
+            pass
+        assert original.readers() == {f"standby/{standby.name}": original.stats().head}
+
+
 def test_a_queue_that_it_is_no_copy_of_is_not_sealed(original: LeaseQueue, sqlite_url: str, clock: FakeClock) -> None:
     with (
         LeaseQueue.open("sqlite://", "main", config(), clock=clock) as another,
