@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,8 +57,18 @@ def snapshot(queue: LeaseQueue, path: str | Path) -> Snapshot:
     the log, or from the copy.
     """
     path = Path(path)
-    fresh = path.with_name(f".{path.name}.new")
-    with _one_moment(queue._store) as connection, fresh.open("wb") as file:
+    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        made = _write(queue, fresh)
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+    force_folder(path.absolute().parent)
+    return made
+
+
+def _write(queue: LeaseQueue, path: Path) -> Snapshot:
+    with _one_moment(queue._store) as connection, path.open("xb") as file:
         head = _head(connection, queue._ns)
         made = Snapshot(
             FORMAT,
@@ -75,8 +86,6 @@ def snapshot(queue: LeaseQueue, path: str | Path) -> Snapshot:
         file.write(_End(lines, digest.hexdigest()).to_json() + b"\n")
         file.flush()
         os.fsync(file.fileno())
-    fresh.replace(path)
-    force_folder(path.absolute().parent)
     return made
 
 
