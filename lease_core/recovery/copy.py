@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Literal
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from lease_core import log, reading
 from lease_core.config import QueueConfig
@@ -54,7 +55,10 @@ class Copy:
         """
         config = config or QueueConfig()
         start = None if snapshot is None else snapshots.read_header(snapshot)
-        namespace = namespace or getattr(source, "namespace", None) or (start.namespace if start else None)
+        told = getattr(source, "namespace", None)
+        if start is not None and told not in (None, start.namespace):
+            raise InvalidInput("snapshot", f"is of {start.namespace!r}, but the source has the log of {told!r}")
+        namespace = namespace or told or (start.namespace if start else None)
         if not namespace:
             raise InvalidInput("namespace", "the source does not say whose log it is; give namespace=")
         store = open_store(url, config, clock)
@@ -89,7 +93,7 @@ class Copy:
             if gap.oldest == self.number + 1:
                 return  # a log is pruned up to where its slowest reader is, which may well be this copy
             raise
-        if own and (not theirs or theirs[0] != own[0]):
+        if own and (not theirs or replace(theirs[0], namespace=self.namespace) != own[0]):
             raise HistoryDiffers(
                 f"the copy of {self.namespace!r} ends with event {self.number}, and the source has "
                 f"{'another' if theirs else 'none'} there; copy from where it began, or into an empty database"

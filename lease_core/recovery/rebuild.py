@@ -55,6 +55,11 @@ def rebuild(
     progress = progress or on_terminal("rebuilding")
     copy = Copy.open(source, url, namespace, config, clock, snapshot)
     try:
+        if upto is not None and copy.number > upto:
+            raise InvalidInput(
+                "upto",
+                f"is {upto}, but the copy there holds events up to {copy.number} already; choose an empty database",
+            )
         goal = upto if upto is not None else _end_of(source)
         while copy.advance(source, PAGE, upto):
             if progress is not None:

@@ -356,6 +356,22 @@ def test_a_killed_rebuild_goes_on_where_it_was(
         same(original, copy)
 
 
+def test_a_copy_that_has_more_than_is_asked_for_is_not_taken_for_it(original: LeaseQueue, sqlite_url: str) -> None:
+    with pytest.raises(ConnectionError):
+        rebuild(Interrupted(original, 100), sqlite_url, config=config())
+    with pytest.raises(InvalidInput, match="upto: is 50, but the copy there holds events up to 100"):
+        rebuild(original, sqlite_url, upto=50, config=config())
+    with rebuild(original, sqlite_url, upto=110, config=config()) as copy:
+        assert copy.stats().head == 110
+
+
+def test_a_copy_under_another_name_goes_on_where_it_was(original: LeaseQueue, sqlite_url: str) -> None:
+    with pytest.raises(ConnectionError):
+        rebuild(Interrupted(original, 100), sqlite_url, namespace="another", config=config())
+    with rebuild(original, sqlite_url, namespace="another", config=config()) as copy:
+        assert (copy.namespace, copy.stats().head) == ("another", original.stats().head)
+
+
 def test_a_half_made_copy_takes_no_work(original: LeaseQueue, sqlite_url: str) -> None:
     with pytest.raises(ConnectionError):
         rebuild(Interrupted(original, 100), sqlite_url, config=config())

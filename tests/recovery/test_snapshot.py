@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from lease_core import LeaseQueue
-from lease_core.errors import EventsPruned
-from lease_core.recovery import rebuild, snapshot
+from lease_core.errors import EventsPruned, InvalidInput
+from lease_core.recovery import Snapshot, rebuild, snapshot
 from lease_core.replication import CorruptCopy, each_event
 from tests.conformance.clock import FakeClock
 from tests.recovery.histories import config, live, rows
@@ -62,3 +63,27 @@ def test_any_changed_byte_is_noticed(tmp_path: Path, clock: FakeClock) -> None:
                 rebuild(queue, "sqlite://", namespace="main", snapshot=path, clock=clock)
         path.write_bytes(whole)
         rebuild(queue, "sqlite://", snapshot=path, clock=clock).close()
+
+
+def test_one_of_another_queue_is_not_used(original: LeaseQueue, sqlite_url: str, tmp_path: Path) -> None:
+    with LeaseQueue.open("sqlite://", "another") as another:
+        snapshot(another, tmp_path / "snapshot")
+    with pytest.raises(InvalidInput, match="snapshot: is of 'another', but the source has the log of 'main'"):
+        rebuild(original, sqlite_url, snapshot=tmp_path / "snapshot", config=config())
+
+
+def test_two_at_once_do_not_write_into_each_other(original: LeaseQueue, sqlite_url: str, tmp_path: Path) -> None:
+    """Both are whole, and the later one stays; one that fails leaves nothing."""
+    path = tmp_path / "snapshot"
+    with ThreadPoolExecutor(4) as pool:
+        made = [each.result() for each in [pool.submit(_snapshot_apart, tmp_path, path) for _ in range(12)]]
+    assert {each.sequence_number for each in made} == {original.stats().head}
+    with pytest.raises(FileNotFoundError):
+        snapshot(original, tmp_path / "nowhere" / "snapshot")
+    assert [each.name for each in tmp_path.glob("*snapshot*")] == ["snapshot"]
+    rebuild(original, sqlite_url, snapshot=path, config=config()).close()
+
+
+def _snapshot_apart(folder: Path, path: Path) -> Snapshot:
+    with LeaseQueue.open(f"sqlite:///{folder}/original.db", "main") as queue:
+        return snapshot(queue, path)
