@@ -17,6 +17,10 @@ UV := UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$($(BIN)/python 
 LOCK := $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	--no-strip-extras --python-version 3.11
 
+# Hundreds of processes import this code in a run of the tests: where Python was told to keep no bytecode, each of them
+# would compile it again. `make clean` removes it.
+unexport PYTHONDONTWRITEBYTECODE
+
 # $(call install,file): from a lock with hashes, by uv, or by pip where uv cannot be used.
 install = $(UV) pip install --python $(BIN)/python --require-hashes --compile-bytecode -r $(1) \
 	|| { echo "uv could not install $(1), trying pip"; $(BIN)/python -m pip install --require-hashes -r $(1); }
