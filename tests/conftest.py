@@ -16,6 +16,7 @@ from tests.company import CompanyScheduling, arrange
 from tests.servers.postgres import PostgresEndpoint, PostgresServer, PostgresUnavailable
 
 ROOT = Path(__file__).parent.parent
+SPARK_WORKERS = Path(__file__).parent / "servers" / "spark_workers"
 _WHY_NO_POSTGRES = pytest.StashKey[str]()
 
 
@@ -76,7 +77,8 @@ def local_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     for key in ("spark.local.dir", "spark.sql.warehouse.dir"):
         builder = builder.config(key, str(tmp_path_factory.mktemp("spark")))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+        for folder in (ROOT, SPARK_WORKERS):
+            patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         session = builder.getOrCreate()
     yield session
     session.stop()
