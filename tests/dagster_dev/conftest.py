@@ -1,4 +1,4 @@
-"""One `dagster dev` at a time, shared by all tests of this folder: first on SQLite, then on PostgreSQL."""
+"""One `dagster dev` at a time, shared by the tests of this folder: first on SQLite, then on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
-from tests.dagster_dev.fabric import Fabric
+from tests.dagster_dev.fabric import MODULES, Fabric
 from tests.servers.postgres import PostgresEndpoint
 
 
@@ -27,12 +27,13 @@ def running(
             if kind not in now:
                 stack.close()
                 now.clear()
-                home = tmp_path_factory.mktemp(kind)
+                home = tmp_path_factory.mktemp(kind.partition(",")[0])
                 if kind == "sqlite":
                     wanted = Fabric(home, f"sqlite:///{home}/queues.db")
                 else:
                     server = request.getfixturevalue("postgres_server")
-                    wanted = Fabric(home, *_databases(server, stack))
+                    modules = MODULES[:1] if kind == "postgres, one location" else MODULES
+                    wanted = Fabric(home, *_databases(server, stack), modules)
                 now[kind] = stack.enter_context(wanted)
             return now[kind]
 
@@ -53,5 +54,6 @@ def _databases(server: PostgresEndpoint, stack: ExitStack) -> tuple[str, dict[st
 
 @pytest.fixture(scope="package", params=["sqlite", "postgres"])
 def fabric(request: pytest.FixtureRequest, running: Callable[[str], Fabric]) -> Fabric:
-    """The code locations under a running instance, on each kind of database unless a test says otherwise."""
+    """The code locations under a running instance, on each kind of database unless a test says otherwise: ``sqlite``,
+    ``postgres``, or ``postgres, one location``, which starts and runs with fewer processes."""
     return running(request.param)

@@ -30,6 +30,7 @@ _SETTINGS: Mapping[str, Any] = {
         "module": "dagster.core.storage.noop_compute_log_manager",
         "class": "NoOpComputeLogManager",
     },
+    "auto_materialize": {"enabled": False},
     "run_monitoring": {"enabled": True, "poll_interval_seconds": 2},
     "run_coordinator": {
         "module": "dagster.core.run_coordinator",
@@ -78,7 +79,7 @@ class DagsterDev:
                 preexec_fn=_with_default_signals,
             )
         try:
-            self.until(self._is_ready)
+            self.until(self._is_ready, every=0.5)
         except BaseException:
             self.kill()
             raise
@@ -125,15 +126,15 @@ class DagsterDev:
         assert not answer.get("errors"), answer["errors"]
         return answer["data"]
 
-    def until(self, true: Callable[[], bool], seconds: float = PATIENCE) -> None:
+    def until(self, true: Callable[[], bool], every: float = 0.2) -> None:
         """Wait for a condition; what the instance logged is shown if it does not come to pass."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE
         while not true():
             alive = self._process is not None and self._process.poll() is None
             if not alive or time.monotonic() > deadline:
                 tail = self.log.read_text(errors="replace")[-6000:]
                 raise AssertionError(f"{'it took too long' if alive else 'dagster dev ended'}; its log ends:\n{tail}")
-            time.sleep(0.2)  # often enough; asking more often would keep the instance from its work
+            time.sleep(every)  # often enough; asking more often would keep the instance from its work
 
     def _is_ready(self) -> bool:
         try:

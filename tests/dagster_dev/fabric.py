@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import psutil
 
 from lease_core import LeaseEvent, LeaseQueue
 from omnirelay_dagster import FencedIOManager
+from tests.dagster_dev import instance_view as view
 from tests.dagster_dev.dev_server import DagsterDev
 from tests.dagster_dev.staged_work import Actor, actors
 from tests.dagster_dev.surroundings import Surroundings
@@ -21,11 +23,13 @@ MODULES = ("tests.dagster_dev.first_location", "tests.dagster_dev.second_locatio
 class Fabric:
     """A running instance, and the same queues and outputs that its runs use."""
 
-    def __init__(self, home: Path, url: str, storage: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, home: Path, url: str, storage: Mapping[str, Any] | None = None, modules: Sequence[str] = MODULES
+    ) -> None:
         self.home = home
         self._surroundings = Surroundings(home, url)
         self._outputs: dict[str, FencedIOManager] = {}
-        self.dev = DagsterDev(home, MODULES, self._surroundings.as_environment(), storage)
+        self.dev = DagsterDev(home, modules, self._surroundings.as_environment(), storage)
 
     def __enter__(self) -> Fabric:
         self.dev.start()
@@ -35,6 +39,17 @@ class Fabric:
         self.dev.stop()
         for outputs in self._outputs.values():
             outputs.queue.get_queue().close()
+
+    @contextmanager
+    def sensing(self, *sensors: str, location: str = MODULES[0]) -> Iterator[None]:
+        """Sensors that are on for as long as somebody needs them."""
+        for sensor in sensors:
+            view.start_sensor(self.dev, sensor, location)
+        try:
+            yield
+        finally:
+            for sensor in sensors:
+                view.stop_sensor(self.dev, sensor, location)
 
     def outputs(self, queue: str) -> FencedIOManager:
         """What reads the outputs that were published under a queue's leases."""

@@ -17,7 +17,9 @@ from tests.dagster_dev.staged_work import SlowToPublishIOManager, act
 from tests.dagster_dev.surroundings import Surroundings
 
 here = Surroundings.of_this_process()
-OFTEN = {"minimum_interval_seconds": 3}  # each tick takes processor time from what is to be watched
+OFTEN = {"minimum_interval_seconds": 3}
+# each tick takes processor time from what is to be watched: a test starts those that it needs (Fabric.sensing)
+WHEN_ASKED = {**OFTEN, "default_status": dg.DefaultSensorStatus.STOPPED}
 
 
 @leased_asset(queue="landing", batch_size=5, io_manager_key="landing_io")
@@ -89,22 +91,27 @@ def regional(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
 QUEUES = ("regions", "landing", "storm", "matrix", "retry", "refusal", "wreck", "shared")
 TO_BE_KILLED = (troubled, wrecked, overtaken)  # with a process for the step, beside the run's own
 LEFT_ALONE = (relieved, retried, hopeless)
-[*_, wreck_silent] = build_run_status_sensors("wreck", report_dead_runs=True, grace_seconds=2, **OFTEN)
+SUCCEEDED = (wrecked, overtaken)  # by a run that is left alone
+[*_, wreck_silent] = build_run_status_sensors("wreck", report_dead_runs=True, grace_seconds=2, **WHEN_ASKED)
+storm = dg.define_asset_job("storm_job", [stormed], executor_def=dg.multiprocess_executor)
 
 defs = dg.Definitions.merge(
     dg.Definitions(
         assets=[bronze, stormed, left, regional, *TO_BE_KILLED, *LEFT_ALONE],
         jobs=[
-            *(dg.define_asset_job(f"{asset.key.path[-1]}_job", [asset]) for asset in TO_BE_KILLED),
             *(
-                dg.define_asset_job(f"{asset.key.path[-1]}_job", [asset], executor_def=dg.in_process_executor)
-                for asset in LEFT_ALONE
+                dg.define_asset_job(f"{asset.key.path[-1]}_job", [asset], executor_def=dg.multiprocess_executor)
+                for asset in TO_BE_KILLED
             ),
+            *(dg.define_asset_job(f"{asset.key.path[-1]}_job", [asset]) for asset in LEFT_ALONE),
+            *(dg.define_asset_job(f"{asset.key.path[-1]}_again_job", [asset]) for asset in SUCCEEDED),
+            storm,
         ],
+        executor=dg.in_process_executor,  # where nobody is to be killed, the step needs no process of its own
         sensors=[
-            *build_run_status_sensors("matrix", **OFTEN),
+            *build_run_status_sensors("matrix", **WHEN_ASKED),
             wreck_silent,
-            build_work_sensor("shared", target=left, name="left_sensor", **OFTEN),
+            build_work_sensor("shared", target=left, name="left_sensor", **WHEN_ASKED),
         ],
         resources={
             **{name: here.queue(name) for name in (*QUEUES, "takeover")},
@@ -114,6 +121,10 @@ defs = dg.Definitions.merge(
     ),
     lease_queue_definitions(queue="landing", asset=bronze, observe_every=3, work=OFTEN, run_status=OFTEN),
     lease_queue_definitions(
-        queue="storm", asset=stormed, work={"max_concurrent_runs": 3, "items_per_run": 80, **OFTEN}, run_status=OFTEN
+        queue="storm",
+        asset=storm,
+        default_status=dg.DefaultSensorStatus.STOPPED,
+        work={"max_concurrent_runs": 2, "items_per_run": 100, **OFTEN},
+        run_status=OFTEN,
     ),
 )

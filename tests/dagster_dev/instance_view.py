@@ -21,6 +21,11 @@ _CHECKS = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { .
     executionForLatestMaterialization { status evaluation { success severity description } } } } } } } }"""
 _TICKS = """query ($selector: SensorSelector!) { sensorOrError(sensorSelector: $selector) { ... on Sensor {
   sensorState { status ticks(limit: 100) { status cursor runIds skipReason error { message } } } } } }"""
+_START = """mutation ($selector: SensorSelector!) { startSensor(sensorSelector: $selector) { __typename
+  ... on Sensor { id sensorState { status } } ... on PythonError { message } } }"""
+_STOP = """mutation ($id: String!) { stopSensor(id: $id) { __typename
+  ... on StopSensorMutationResult { instigationState { status } } ... on PythonError { message } } }"""
+_SENSOR = """query ($selector: SensorSelector!) { sensorOrError(sensorSelector: $selector) { ... on Sensor { id } } }"""
 _RUN = """query ($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"""
 _LOGS = """query ($id: ID!) { logsForRun(runId: $id, limit: 1000) { ... on EventConnection { events {
   __typename ... on MessageEvent { message } ... on ErrorEvent { error {
@@ -65,13 +70,23 @@ def checks(dev: DagsterDev, *asset: str) -> dict[str, dict[str, Any]]:
 
 def ticks(dev: DagsterDev, sensor: str, location: str = LOCATION) -> list[dict[str, Any]]:
     """The ticks of a sensor that are over, the newest first."""
-    selector = {
-        "repositoryLocationName": location,
-        "repositoryName": "__repository__",
-        "sensorName": sensor,
-    }
-    state = dev.ask(_TICKS, selector=selector)["sensorOrError"]["sensorState"]
+    state = dev.ask(_TICKS, selector=_selector(sensor, location))["sensorOrError"]["sensorState"]
     return [tick for tick in state["ticks"] if tick["status"] != "STARTED"]
+
+
+def start_sensor(dev: DagsterDev, sensor: str, location: str = LOCATION) -> None:
+    answer = dev.ask(_START, selector=_selector(sensor, location))["startSensor"]
+    assert answer.get("sensorState") == {"status": "RUNNING"}, answer
+
+
+def stop_sensor(dev: DagsterDev, sensor: str, location: str = LOCATION) -> None:
+    found = dev.ask(_SENSOR, selector=_selector(sensor, location))["sensorOrError"]
+    answer = dev.ask(_STOP, id=found["id"])["stopSensor"]
+    assert answer.get("instigationState") == {"status": "STOPPED"}, answer
+
+
+def _selector(sensor: str, location: str) -> dict[str, str]:
+    return {"repositoryLocationName": location, "repositoryName": "__repository__", "sensorName": sensor}
 
 
 def launch(dev: DagsterDev, job: str) -> str:
@@ -94,7 +109,7 @@ def backfill(dev: DagsterDev, asset: str, *partitions: str) -> str:
     def state() -> str:
         return str(dev.ask(_BACKFILL_STATUS, id=answer["backfillId"])["partitionBackfillOrError"]["status"])
 
-    dev.until(lambda: state() not in ("REQUESTED", "CANCELING"))
+    dev.until(lambda: state() not in ("REQUESTED", "CANCELING"), every=0.5)
     return state()
 
 
@@ -109,7 +124,7 @@ def status(dev: DagsterDev, run: str) -> str:
 
 def wait_for_run(dev: DagsterDev, run: str) -> str:
     """How the run ended, once it has."""
-    dev.until(lambda: status(dev, run) in OVER)
+    dev.until(lambda: status(dev, run) in OVER, every=0.5)
     return status(dev, run)
 
 

@@ -21,6 +21,15 @@ def right(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
 
 defs = dg.Definitions(
     assets=[right],
-    sensors=[build_work_sensor("shared", target=right, name="right_sensor", minimum_interval_seconds=3)],
+    sensors=[
+        build_work_sensor(
+            "shared",
+            target=right,
+            name="right_sensor",
+            minimum_interval_seconds=3,
+            default_status=dg.DefaultSensorStatus.STOPPED,
+        )
+    ],
+    executor=dg.in_process_executor,
     resources={"shared": here.queue("shared"), "shared_io": here.outputs("shared")},
 )

@@ -1,6 +1,7 @@
 """What becomes of leases when a run fails, is ended or dies, under a running instance: the table of docs/guarantees.md.
 
-SIGKILL at random is in test_killed_at_random, and a step that was paused in test_taken_over.
+SIGKILL at random is in test_killed_at_random, of everything in test_killed_altogether, and a step that was paused in
+test_taken_over.
 """
 
 from __future__ import annotations
@@ -58,6 +59,11 @@ class Ended(NamedTuple):
 @pytest.fixture(scope="module")
 def ended(fabric: Fabric) -> dict[str, Ended]:
     """A run for each way to end one, all at work at the same time, and then ended."""
+    with fabric.sensing(*(f"matrix_run_status_{of}" for of in ("failed", "canceled", "silent"))):
+        return _end_in_every_way(fabric)
+
+
+def _end_in_every_way(fabric: Fabric) -> dict[str, Ended]:
     dev, queue = fabric.dev, fabric.queue("matrix")
     queue.enqueue([item(f"m{n}", "wait", n) for n in range(BATCH * len(ENDINGS))])
     for _ in ENDINGS:
@@ -129,22 +135,3 @@ def test_a_failure_without_retries_is_dead_lettered_at_once(fabric: Fabric) -> N
     assert len(dead) == BATCH
     assert all("nobody can read this" in (each.last_error or "") and each.attempt == 1 for each in dead)
     assert view.materializations(dev, "hopeless") == []
-
-
-def test_everything_is_killed_and_started_again(fabric: Fabric) -> None:
-    dev, queue = fabric.dev, fabric.queue("wreck")
-    queue.enqueue([item(f"w{n}", "wait", n) for n in range(BATCH)])
-    run = view.launch(dev, "wrecked_job")
-    fabric.actor("wrecked")
-    dev.kill()
-    assert queue.stats().active == BATCH  # nobody was there to hand it back
-    dev.start()
-    assert view.wait_for_run(dev, run) == "FAILURE"  # Dagster would have called it started for ever
-    assert "The run died unseen" in view.said(dev, run)
-    assert counts(log_of(queue))["Expired"] == BATCH
-    give_cue(fabric.home, "wrecked")
-    successor = view.launch(dev, "wrecked_job")
-    assert view.wait_for_run(dev, successor) == "SUCCESS"
-    [made] = view.materializations(dev, "wrecked")
-    assert (made["run"], made["omnirelay/attempt"]) == (successor, 2)
-    assert sorted(row["name"] for row in fabric.outputs("wreck").load("wrecked")) == [f"w{n}" for n in range(BATCH)]

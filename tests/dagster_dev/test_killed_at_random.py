@@ -23,7 +23,9 @@ pytestmark = pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("fabric", "batches", "kills"),
     [
-        pytest.param("postgres", 50, 3, id="postgres"),  # on SQLite the same is killed, one by one, in the matrix
+        pytest.param(
+            "postgres, one location", 50, 3, id="postgres"
+        ),  # on SQLite the same is killed, one by one, in the matrix
         pytest.param("sqlite", 300, 30, id="sqlite-long", marks=pytest.mark.slow),
         pytest.param("postgres", 300, 30, id="postgres-long", marks=pytest.mark.slow),
     ],
@@ -39,9 +41,10 @@ def test_whoever_is_killed_everything_is_published_exactly_once(fabric: Fabric, 
     queue.enqueue([item(name, number=n) for n, name in enumerate(names)])
 
     plan = ["step", *dice.choices(["step", "run worker"], k=kills - 1)]
-    for what in dice.sample(plan, kills):
-        _kill_somebody(fabric, dice, what)
-    fabric.dev.until(lambda: fabric.drained("storm"))
+    with fabric.sensing("storm_work_sensor", *(f"storm_run_status_{of}" for of in ("failed", "canceled", "silent"))):
+        for what in dice.sample(plan, kills):
+            _kill_somebody(fabric, dice, what)
+        fabric.dev.until(lambda: fabric.drained("storm"))
 
     rows = [row for row in fabric.outputs("storm").load("stormed") if row["name"].startswith(f"{seed}-")]
     assert Counter(row["name"] for row in rows) == Counter(names)

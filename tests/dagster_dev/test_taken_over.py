@@ -30,7 +30,7 @@ def test_a_zombie_cannot_publish_what_it_wrote_and_leaves_no_materialization(fab
     dev.until(lambda: queue.sweep().expired == len(NAMES))
 
     give_cue(fabric.home, "publish")
-    successor = view.launch(dev, "overtaken_job")
+    successor = view.launch(dev, "overtaken_again_job")
     assert view.wait_for_run(dev, successor) == "SUCCESS"
     before = queue.stats().head
     os.kill(step, signal.SIGCONT)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.dagster_dev import instance_view as view
@@ -23,7 +25,7 @@ def test_a_queue_is_drained_and_all_of_it_can_be_seen(fabric: Fabric) -> None:
 
     actor = fabric.actor("bronze")  # the work sensor has launched a run, which now holds its leases
     owner = f"dagster/{actor.run}/bronze"
-    dev.until(lambda: any(look["active"] == 5 for look in view.observations(dev, "queues", "landing")))
+    dev.until(lambda: any(look["active"] == 5 for look in view.observations(dev, "queues", "landing")), every=0.5)
     held = next(look for look in view.observations(dev, "queues", "landing") if look["active"] == 5)
     assert held.keys() >= NUMBERS
     assert all(isinstance(held[name], int | float) for name in NUMBERS)
@@ -40,21 +42,21 @@ def test_a_queue_is_drained_and_all_of_it_can_be_seen(fabric: Fabric) -> None:
     assert made["omnirelay/fence"] == max(event.token.fence for event in log_of(queue) if event.token)
     assert sorted(row["name"] for row in fabric.outputs("landing").load("bronze")) == [f"f{n}" for n in range(5)]
 
-    dev.until(lambda: view.observations(dev, "queues", "landing")[0]["active"] == 0)
+    dev.until(lambda: view.observations(dev, "queues", "landing")[0]["active"] == 0, every=0.5)
     assert any(look["throughput_per_minute"] > 0 for look in view.observations(dev, "queues", "landing"))
 
 
 def test_checks_say_what_is_wrong_and_that_it_is_right_again(fabric: Fabric) -> None:
     dev, queue = fabric.dev, fabric.queue("landing")
-    dev.until(lambda: view.checks(dev, "queues", "landing").keys() == CHECKS)
-    dev.until(lambda: all(check["success"] for check in view.checks(dev, "queues", "landing").values()))
+    dev.until(lambda: view.checks(dev, "queues", "landing").keys() == CHECKS, every=0.5)
+    dev.until(lambda: all(check["success"] for check in view.checks(dev, "queues", "landing").values()), every=0.5)
     queue.enqueue([item("poison")])
     queue.fail(queue.lease("somebody")[0].token, "nobody can read this", requeue=False)
-    dev.until(lambda: not view.checks(dev, "queues", "landing")["dead_letters_empty"]["success"])
+    dev.until(lambda: not view.checks(dev, "queues", "landing")["dead_letters_empty"]["success"], every=0.5)
     said = view.checks(dev, "queues", "landing")["dead_letters_empty"]
     assert "requeue" in said["description"]
     queue.purge_dead([dead.sequence_id for dead in queue.dead_letters()])
-    dev.until(lambda: view.checks(dev, "queues", "landing")["dead_letters_empty"]["success"])
+    dev.until(lambda: view.checks(dev, "queues", "landing")["dead_letters_empty"]["success"], every=0.5)
 
 
 def test_sensor_ticks_say_what_they_did(fabric: Fabric) -> None:
@@ -71,3 +73,15 @@ def test_sensor_ticks_say_what_they_did(fabric: Fabric) -> None:
     }
     assert all('"runs_launched": 1' in tick["cursor"] for tick in launching)
     assert any("no work" in (tick["skipReason"] or "") for tick in work)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def once_seen(fabric: Fabric) -> Iterator[None]:
+    """They are on from the start, as everywhere; once all is seen they would only take time from others."""
+    yield
+    for sensor in (
+        "observation_sensor",
+        "work_sensor",
+        *(f"run_status_{of}" for of in ("failed", "canceled", "silent")),
+    ):
+        view.stop_sensor(fabric.dev, f"landing_{sensor}")
