@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.company import CompanyScheduling, arrange
+from tests.servers import java_classes
 from tests.servers.postgres import PostgresEndpoint, PostgresServer, PostgresUnavailable
 
 ROOT = Path(__file__).parent.parent
@@ -47,8 +48,7 @@ def postgres_url(postgres_server: PostgresEndpoint) -> Iterator[str]:
     postgres_server.drop_database(name)
 
 
-# Every Java that a test starts lives for a minute or two: compiling well would take longer than what it gains.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("JDK_JAVA_OPTIONS", java_classes.options())
 
 SPARK = {
     "spark.ui.enabled": "false",
