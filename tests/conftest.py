@@ -50,16 +50,19 @@ def postgres_url(postgres_server: PostgresEndpoint) -> Iterator[str]:
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", java_classes.options())
 
+# little data, many plans: compiling each of them would take longer than running it
+WITHOUT_COMPILING = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
 SPARK = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
     "spark.log.level": "ERROR",
-    # little data, many plans: compiling each of them would take longer than running it
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
+    **WITHOUT_COMPILING,
 }
 
 
@@ -79,6 +82,7 @@ def local_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         for folder in (ROOT, SPARK_WORKERS):
             patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        patch.setenv("SPARK_HOME", str(java_classes.spark_home()))
         session = builder.getOrCreate()
     yield session
     session.stop()

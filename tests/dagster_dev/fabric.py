@@ -17,7 +17,7 @@ from tests.dagster_dev.dev_server import DagsterDev
 from tests.dagster_dev.staged_work import Actor, actors
 from tests.dagster_dev.surroundings import Surroundings
 
-MODULES = ("tests.dagster_dev.first_location", "tests.dagster_dev.second_location")
+MODULES = (view.LOCATION, view.SECOND_LOCATION)
 
 
 class Fabric:
@@ -41,7 +41,7 @@ class Fabric:
             outputs.queue.get_queue().close()
 
     @contextmanager
-    def sensing(self, *sensors: str, location: str = MODULES[0]) -> Iterator[None]:
+    def sensing(self, *sensors: str, location: str = view.LOCATION) -> Iterator[None]:
         """Sensors that are on for as long as somebody needs them."""
         for sensor in sensors:
             view.start_sensor(self.dev, sensor, location)

@@ -22,12 +22,6 @@ OFTEN = {"minimum_interval_seconds": 3}
 WHEN_ASKED = {**OFTEN, "default_status": dg.DefaultSensorStatus.STOPPED}
 
 
-@leased_asset(queue="landing", batch_size=5, io_manager_key="landing_io")
-def bronze(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
-    """What the UI shows of it is looked at."""
-    return act(context, batch)
-
-
 @leased_asset(queue="storm", batch_size=4, drain=True, io_manager_key="storm_io")
 def stormed(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
     """Its processes are killed."""
@@ -88,7 +82,7 @@ def regional(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
     return act(context, batch)
 
 
-QUEUES = ("regions", "landing", "storm", "matrix", "retry", "refusal", "wreck", "shared")
+QUEUES = ("regions", "storm", "matrix", "retry", "refusal", "wreck", "shared")
 TO_BE_KILLED = (troubled, wrecked, overtaken)  # with a process for the step, beside the run's own
 LEFT_ALONE = (relieved, retried, hopeless)
 SUCCEEDED = (wrecked, overtaken)  # by a run that is left alone
@@ -97,7 +91,7 @@ storm = dg.define_asset_job("storm_job", [stormed], executor_def=dg.multiprocess
 
 defs = dg.Definitions.merge(
     dg.Definitions(
-        assets=[bronze, stormed, left, regional, *TO_BE_KILLED, *LEFT_ALONE],
+        assets=[stormed, left, regional, *TO_BE_KILLED, *LEFT_ALONE],
         jobs=[
             *(
                 dg.define_asset_job(f"{asset.key.path[-1]}_job", [asset], executor_def=dg.multiprocess_executor)
@@ -119,7 +113,6 @@ defs = dg.Definitions.merge(
             "takeover_io": here.outputs("takeover", SlowToPublishIOManager),
         },
     ),
-    lease_queue_definitions(queue="landing", asset=bronze, observe_every=3, work=OFTEN, run_status=OFTEN),
     lease_queue_definitions(
         queue="storm",
         asset=storm,

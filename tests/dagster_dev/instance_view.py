@@ -7,6 +7,7 @@ from typing import Any
 from tests.dagster_dev.dev_server import DagsterDev
 
 LOCATION = "tests.dagster_dev.first_location"
+SECOND_LOCATION = "tests.dagster_dev.second_location"
 OVER = ("SUCCESS", "FAILURE", "CANCELED")
 
 _METADATA = """metadataEntries { label

@@ -1,4 +1,4 @@
-"""Another code location, which has one queue in common with the first."""
+"""Another code location, which has one queue in common with the first, and one whose sensors are on from the start."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from typing import Any
 
 import dagster as dg
 
-from omnirelay_dagster import LeasedBatch, build_work_sensor, leased_asset
+from omnirelay_dagster import LeasedBatch, build_work_sensor, lease_queue_definitions, leased_asset
 from tests.dagster_dev.staged_work import act
 from tests.dagster_dev.surroundings import Surroundings
 
 here = Surroundings.of_this_process()
+OFTEN = {"minimum_interval_seconds": 3}
+
+
+@leased_asset(queue="landing", batch_size=5, io_manager_key="landing_io")
+def bronze(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
+    """What the UI shows of it is looked at."""
+    return act(context, batch)
 
 
 @leased_asset(queue="shared", batch_size=2, drain=True, io_manager_key="shared_io")
@@ -19,17 +26,19 @@ def right(context: dg.AssetExecutionContext, batch: LeasedBatch) -> Any:
     return act(context, batch)
 
 
-defs = dg.Definitions(
-    assets=[right],
-    sensors=[
-        build_work_sensor(
-            "shared",
-            target=right,
-            name="right_sensor",
-            minimum_interval_seconds=3,
-            default_status=dg.DefaultSensorStatus.STOPPED,
-        )
-    ],
-    executor=dg.in_process_executor,
-    resources={"shared": here.queue("shared"), "shared_io": here.outputs("shared")},
+right_sensor = build_work_sensor(
+    "shared", target=right, name="right_sensor", default_status=dg.DefaultSensorStatus.STOPPED, **OFTEN
+)
+
+defs = dg.Definitions.merge(
+    dg.Definitions(
+        assets=[bronze, right],
+        sensors=[right_sensor],
+        resources={
+            **{name: here.queue(name) for name in ("landing", "shared")},
+            **{f"{name}_io": here.outputs(name) for name in ("landing", "shared")},
+        },
+        executor=dg.in_process_executor,
+    ),
+    lease_queue_definitions(queue="landing", asset=bronze, observe_every=3, work=OFTEN, run_status=OFTEN),
 )

@@ -62,11 +62,11 @@ def test_checks_say_what_is_wrong_and_that_it_is_right_again(fabric: Fabric) -> 
 def test_sensor_ticks_say_what_they_did(fabric: Fabric) -> None:
     dev = fabric.dev
     for sensor in ("landing_observation_sensor", "landing_work_sensor", "landing_run_status_silent"):
-        ticks = view.ticks(dev, sensor)
+        ticks = view.ticks(dev, sensor, view.SECOND_LOCATION)
         assert ticks
         assert {tick["error"] for tick in ticks} == {None}
         assert all(tick["cursor"] for tick in ticks)
-    work = view.ticks(dev, "landing_work_sensor")
+    work = view.ticks(dev, "landing_work_sensor", view.SECOND_LOCATION)
     launching = [tick for tick in work if tick["runIds"]]
     assert {made["run"] for made in view.materializations(dev, "bronze")} == {
         run for tick in launching for run in tick["runIds"]
@@ -84,4 +84,4 @@ def once_seen(fabric: Fabric) -> Iterator[None]:
         "work_sensor",
         *(f"run_status_{of}" for of in ("failed", "canceled", "silent")),
     ):
-        view.stop_sensor(fabric.dev, f"landing_{sensor}")
+        view.stop_sensor(fabric.dev, f"landing_{sensor}", view.SECOND_LOCATION)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.dagster_dev import instance_view as view
-from tests.dagster_dev.fabric import MODULES, Fabric, counts, log_of
+from tests.dagster_dev.fabric import Fabric, counts, log_of
 from tests.dagster_dev.staged_work import actors, give_cue, item
 
 ITEMS = 40
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(900)
 def test_two_code_locations_share_a_queue_and_nothing_is_done_twice(fabric: Fabric) -> None:
     dev, queue = fabric.dev, fabric.queue("shared")
     queue.enqueue([item(f"s{n}", "wait" if n < 4 else "", n) for n in range(ITEMS)])
-    with fabric.sensing("left_sensor"), fabric.sensing("right_sensor", location=MODULES[1]):
+    with fabric.sensing("left_sensor"), fabric.sensing("right_sensor", location=view.SECOND_LOCATION):
         # the first two batches wait, so that neither location is through before the other has begun
         sides = [fabric.actor(side) for side in ("left", "right")]
         for side in ("left", "right"):

@@ -12,7 +12,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 
 # Every Java that a test starts lives for a minute or two: compiling well would take longer than what it gains.
@@ -20,11 +22,25 @@ _BRIEFLY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SILENTLY = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
+HOME = Path(sys.prefix) / "spark-home"
+
+
+def spark_home() -> Path:
+    """A Spark home of links into the wheel, for everybody: classes are kept for the paths that they were loaded from,
+    and the standalone workers of a ``local-cluster`` put their own files into it."""
+    wheel = Path(str(files("pyspark")))
+    HOME.mkdir(exist_ok=True)
+    for name in ("jars", "bin", "sbin", "python"):
+        with suppress(FileExistsError):
+            (HOME / name).symlink_to(wheel / name)
+    return HOME
+
+
 def kept() -> Path:
     """Where the classes of this Spark are kept for this Java."""
     home = os.environ.get("JAVA_HOME")
     java = Path(home, "bin", "java") if home else Path(shutil.which("java") or "java")
-    known = f"{java.resolve()} {java.stat().st_mtime if java.exists() else ''} {version('pyspark')}"
+    known = f"{java.resolve()} {java.stat().st_mtime if java.exists() else ''} {version('pyspark')} {HOME}"
     return Path(sys.prefix) / f"spark-classes-{hashlib.sha256(known.encode()).hexdigest()[:12]}.jsa"
 
 
@@ -43,7 +59,7 @@ def keep() -> None:
         said = f"{_BRIEFLY} {_SILENTLY} -XX:ArchiveClassesAtExit={archive}"
         subprocess.run(
             [sys.executable, "-m", __spec__.name, folder],
-            env={**os.environ, "JDK_JAVA_OPTIONS": said},
+            env={**os.environ, "JDK_JAVA_OPTIONS": said, "SPARK_HOME": str(spark_home())},
             capture_output=True,  # which ends when Java does, after Python: only then are the classes written
             check=False,
             timeout=300,

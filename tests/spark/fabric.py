@@ -46,7 +46,12 @@ landing = LeaseQueueResource(
 )
 defs = dg.Definitions(
     assets=[bronze, table],
-    jobs=[dg.define_asset_job("work", [bronze]), dg.define_asset_job("work_and_commit", [bronze, table])],
+    jobs=[
+        dg.define_asset_job("work", [bronze], executor_def=dg.multiprocess_executor),
+        dg.define_asset_job("work_again", [bronze]),
+        dg.define_asset_job("work_and_commit", [bronze, table]),
+    ],
+    executor=dg.in_process_executor,  # a process for the step beside the run's own, where one of them is to be killed
     resources={
         "landing": landing,
         "catalog": IcebergCatalogResource(url=f"sqlite:///{HOME}/catalog.db", warehouse=f"{HOME}/lake"),

@@ -15,26 +15,18 @@ from typing import Any
 
 import psutil
 import pyarrow as pa
-import pyspark
 
 from lease_core import LeaseQueue, QueueConfig, WorkItem
 from omnirelay_dagster.doctor import prepare_environment
 from omnirelay_dagster.iceberg import IcebergTable
 from omnirelay_dagster.io_manager import FencedIOManager
 from omnirelay_dagster.resource import LeaseQueueResource
+from tests.conftest import WITHOUT_COMPILING
+from tests.servers.java_classes import spark_home
 from tests.spark.fabric import ROWS
 from tests.spark.leasing import until
 
 CODE = Path(__file__).with_name("fabric.py")
-WHEEL = Path(pyspark.__file__).parent
-
-
-def spark_home(folder: Path) -> Path:
-    """A Spark home of links into the wheel: standalone workers put their own files into it."""
-    folder.mkdir()
-    for name in ("jars", "bin", "sbin", "python"):
-        (folder / name).symlink_to(WHEEL / name)
-    return folder
 
 
 def free_port() -> int:
@@ -77,8 +69,9 @@ class ConnectServer:
             "spark.connect.grpc.binding.port": str(self.port),
             "spark.sql.shuffle.partitions": "2",
             "spark.local.dir": str(folder / "local"),
+            **WITHOUT_COMPILING,
         }
-        home = spark_home(folder / "home")
+        home = spark_home()
         command = [str(home / "bin" / "spark-submit"), "--driver-memory", "512m"]
         for key, value in settings.items():
             command += ["--conf", f"{key}={value}"]
@@ -132,7 +125,7 @@ class Fabric:
         self._runs: list[subprocess.Popen[bytes]] = []
 
     def start(self, job: str = "work") -> subprocess.Popen[bytes]:
-        """A run: the run worker, and a child of it for each step."""
+        """A run: the run worker and, for the job ``work``, a child of it for the step."""
         command = [sys.executable, "-m", "dagster", "job", "execute", "-f", str(CODE), "-j", job]
         with (self.home / "run.log").open("ab") as log:
             environ = {**os.environ, **self.environ}

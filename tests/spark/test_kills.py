@@ -16,6 +16,7 @@ import pytest
 
 from omnirelay_dagster.doctor import prepare_environment
 from omnirelay_dagster.spark.session import check_connect
+from tests.conftest import WITHOUT_COMPILING
 from tests.spark.killing import ConnectServer, Fabric
 from tests.spark.leasing import until
 
@@ -36,6 +37,7 @@ LOCAL = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
+    **WITHOUT_COMPILING,
 }
 
 
@@ -69,7 +71,7 @@ def test_a_killed_step_publishes_nothing_and_the_next_run_everything(fabric: Fab
     until(lambda: fabric.queue.sweep().expired == fabric.items)
     assert fabric.published() == []
     fabric.let_go()
-    assert fabric.ended_well(fabric.start()), fabric.log()
+    assert fabric.ended_well(fabric.start("work_again")), fabric.log()
     assert fabric.published() == fabric.committed() == fabric.expected()
     assert {status.attempt for status in fabric.queue.inspect(range(1, fabric.items + 1))} == {2}
     applications = re.findall(r"on application (\S+)", fabric.log())

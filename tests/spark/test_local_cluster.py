@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 from omnirelay_dagster.doctor import prepare_environment
-from tests.spark.killing import Fabric, executors, spark_home
+from tests.conftest import WITHOUT_COMPILING
+from tests.servers.java_classes import spark_home
+from tests.spark.killing import Fabric, executors
 from tests.spark.leasing import until
 
 pytestmark = pytest.mark.timeout(900)
@@ -22,14 +24,14 @@ SPARK = {
     "spark.driver.memory": "512m",
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
+    **WITHOUT_COMPILING,
 }
 
 
 @pytest.fixture
 def fabric(tmp_path: Path) -> Iterator[Fabric]:
     prepare_environment()
-    home = spark_home(tmp_path / "spark-home")
-    fabric = Fabric(tmp_path, SPARK, SPARK_HOME=str(home), SPARK_LOCAL_DIRS=str(tmp_path / "local"))
+    fabric = Fabric(tmp_path, SPARK, SPARK_HOME=str(spark_home()), SPARK_LOCAL_DIRS=str(tmp_path / "local"))
     yield fabric
     fabric.close()
 
