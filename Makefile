@@ -43,7 +43,6 @@ $(INSTALLED):
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-bootstrap.txt || echo "no uv for this machine"
 	$(call install,requirements.lock)
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
-	@$(SPARK) $(BIN)/python -m tests.servers.java_classes
 	@rm -f .venv/.installed-*; touch $@
 
 $(BENCH_INSTALLED): $(INSTALLED)
