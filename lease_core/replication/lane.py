@@ -138,7 +138,14 @@ class Lane:
                 return False
             self._labels["omnirelay.namespace"] = namespace
             self._position = self._known = self._recall(namespace)
-        batch = self._pages.after(self._position, self.rules.batch_size, fill=self._linger > 0)
+        try:
+            batch = self._pages.after(self._position, self.rules.batch_size, fill=self._linger > 0)
+        except EventsPruned:
+            before, self._position = self._position, self._recall(self._pages.namespace() or "")
+            if self._position <= before:
+                raise
+            self._known = self._position  # another relay has brought the same sink past what is gone
+            return True
         found = batch is not None and not self._should_linger(batch)
         if batch is not None and found:
             self._telemetry.read(self._labels, len(batch))

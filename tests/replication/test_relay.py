@@ -29,6 +29,7 @@ from lease_core.replication import (
     SqlSink,
     each_event,
     read_jsonl,
+    read_sql,
 )
 from lease_core.replication.pages import Pages
 from tests.replication.conftest import work
@@ -133,6 +134,23 @@ def test_a_source_that_goes_away_after_a_delivery_does_not_deliver_it_again(queu
     for _ in range(4):
         relay.run_once()
     assert sink.events == queue.events()
+
+
+def test_a_second_relay_goes_on_where_the_first_has_brought_the_sink(queue: LeaseQueue, tmp_path: Path) -> None:
+    """The queue keeps its log for a sink, not for each of the relays that serve it."""
+    plain = Plain()
+    rules = Rules(batch_size=10)
+    slow, quick = (Relay(queue, [SqlSink(f"sqlite:///{tmp_path}/copy.db"), plain], rules=rules) for _ in range(2))
+    head = work(queue, 30)
+    slow.run_once(max_batches=1)
+    quick.run_once()
+    assert queue.prune_events(before=head + 1) == head
+    for _ in range(2):
+        head = work(queue, 10)
+        assert [(each.state, each.position) for each in slow.run_once()] == [("running", head)] * 2
+    assert [event.sequence_number for event in read_sql(f"sqlite:///{tmp_path}/copy.db", queue.namespace).read()] == [
+        *range(1, head + 1)
+    ]
 
 
 def test_a_sink_that_cannot_be_closed_keeps_no_other_open(queue: LeaseQueue) -> None:
