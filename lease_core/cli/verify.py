@@ -6,6 +6,8 @@ import argparse
 from contextlib import ExitStack
 
 from lease_core.cli.sources import SOURCE_HELP, namespace_argument, open_queue, open_source
+from lease_core.errors import InvalidInput
+from lease_core.queue import LeaseQueue
 from lease_core.recovery import verify
 
 HELP = "find damage in a copy of the log, or in the tables"
@@ -25,5 +27,7 @@ def run(options: argparse.Namespace) -> int:
         other = open_source(options.against, options.namespace, stack) if options.against else None
         tables = open_queue(options.tables, options.namespace, stack) if options.tables else None
         report = verify(source, other, tables=tables, after=options.after)
+    if report.ok and not report.last_good and not isinstance(source, LeaseQueue):
+        raise InvalidInput("source", f"holds no event of namespace {options.namespace!r}; is it the right one?")
     print(report)
     return 0 if report.ok else 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from lease_core.errors import InvalidInput
+from lease_core.errors import InvalidInput, StoreUnavailable
 from lease_core.model import LeaseEvent
 from lease_core.replication.batch import Batch
 from lease_core.replication.codec import decode_event
@@ -174,6 +174,15 @@ def read_sql(url: str | sa.URL, namespace: str, *, source: str = "") -> SqlCopy:
     return SqlCopy(open_engine(url), namespace, source)
 
 
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except sa.exc.DBAPIError as error:
+        said = str(error.orig).partition("\n")[0]
+        raise StoreUnavailable(f"the copy's database cannot be read ({type(error.orig).__name__}: {said})") from error
+
+
 class SqlCopy:
     """A source that reads the rows of one namespace, checks each against its checksum, and that none is missing."""
 
@@ -212,7 +221,7 @@ class SqlCopy:
 
     def _rows(self, after: int, limit: int) -> list[tuple[int, str, int]]:
         columns = copied_events.c
-        with self._engine.connect() as connection:
+        with _reading(), self._engine.connect() as connection:
             found = connection.execute(
                 sa.select(columns.sequence_number, columns.event, columns.crc32)
                 .where(*_of(copied_events, self._source, self.namespace), columns.sequence_number > after)
@@ -222,7 +231,7 @@ class SqlCopy:
             return [(int(number), text, int(crc)) for number, text, crc in found]
 
     def _last(self) -> int | None:
-        with self._engine.connect() as connection:
+        with _reading(), self._engine.connect() as connection:
             return connection.execute(
                 sa.select(copy_positions.c.last).where(*_of(copy_positions, self._source, self.namespace))
             ).scalar()
