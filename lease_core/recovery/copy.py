@@ -113,7 +113,7 @@ class Copy:
         if not groups:
             return 0
         before, self._unsure = self.number, True
-        self.number, self._unsure = copying.apply(self._store, self._ns, groups), False
+        self.number, self._unsure = copying.apply(self._store, self._ns, self.name, groups), False
         return self.number - before
 
     def _stored(self, source: LeaseQueue, limit: int, upto: int | None) -> list[Gathered]:

@@ -16,6 +16,7 @@ from lease_core.entering import keep_origin, with_key
 from lease_core.log import Entry, Gathered
 from lease_core.machine import Claim, Moved, Outcome, Span, State, decide, replace
 from lease_core.model import ErrorRecord, EventType, LeaseEvent, WorkItem, to_datetime
+from lease_core.recovery import sealing
 from lease_core.recovery.room import enters, parts
 from lease_core.replay import ReplayDiverged, Told, as_restored
 from lease_core.store import selects
@@ -33,20 +34,24 @@ def gathered(events: Sequence[LeaseEvent]) -> list[Gathered]:
     return list(log.gather(events))
 
 
-def apply(store: Store, ns: int, groups: Sequence[Gathered]) -> int:
-    """Bring a sealed copy forward by ``groups``, which follow what it holds. Gives the number it has come to.
+def apply(store: Store, ns: int, name: str, groups: Sequence[Gathered]) -> int:
+    """Bring the sealed copy ``name`` forward by ``groups``, which follow what it holds. Gives how far it has come.
 
-    Raises ``ReplayDiverged``, and goes no further, at an event that could not have happened to the items as they stand.
+    Raises ``ReplayDiverged``, and goes no further, at an event that could not have happened to the items as they stand,
+    and ``HistoryDiffers`` if it has taken over since.
     """
     number = 0
-    for part in parts(store, ns, groups):
-        number = store.run(ns, lambda transaction, part=part: _apply(store, transaction, part))  # type: ignore[misc]
+    for part in parts(store, ns, name, groups):
+        number = store.run(
+            ns,
+            lambda transaction, part=part: _apply(store, transaction, ns, name, part),  # type: ignore[misc]
+        )
     return number
 
 
-def _apply(store: Store, transaction: Transaction, groups: list[Gathered]) -> int:
+def _apply(store: Store, transaction: Transaction, ns: int, name: str, groups: list[Gathered]) -> int:
     copy = _CopyingUnit(store, transaction)
-    copy.fetch()
+    sealing.check_follows(copy, ns, name)
     fresh = [group for group in groups if group.last > copy.head.number]
     if fresh:
         copy.take_in(fresh)

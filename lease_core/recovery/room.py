@@ -16,6 +16,7 @@ from lease_core.entering import by_request_id
 from lease_core.log import Entry, Gathered
 from lease_core.machine import Span, State
 from lease_core.model import EventType, WorkItem
+from lease_core.recovery import sealing
 from lease_core.replay import ReplayDiverged
 from lease_core.store import selects
 from lease_core.store.base import Query, Store, Transaction
@@ -29,14 +30,14 @@ def enters(entry: Entry) -> bool:
     return entry.type == EventType.ENQUEUED or _kind(entry) == "replaces"
 
 
-def parts(store: Store, ns: int, groups: Sequence[Gathered]) -> Iterator[list[Gathered]]:
+def parts(store: Store, ns: int, name: str, groups: Sequence[Gathered]) -> Iterator[list[Gathered]]:
     """Events that may share a transaction, in order. Each part must be in the copy before the next is asked for.
 
     Raises ``ReplayDiverged`` where an item comes in whose place is taken by one that is not finished.
     """
     for part in _of_one_kind(groups):
         while part:
-            now, part = _until(part, _make_room(store, ns, part))
+            now, part = _until(part, _make_room(store, ns, name, part))
             yield now
 
 
@@ -155,17 +156,17 @@ class _Coming:
                 unit.transaction.write(_FORGET_ORIGIN, (unit.ns, queue, origin))
 
 
-def _make_room(store: Store, ns: int, part: list[Gathered]) -> set[int]:
+def _make_room(store: Store, ns: int, name: str, part: list[Gathered]) -> set[int]:
     """Forget finished items in whose place others come in. Gives the ids of those that found no room yet."""
     coming = _Coming(part)
     if not coming.items or not coming.is_crowded(store, ns):
         return set()
-    return store.run(ns, lambda transaction: _forget_old(store, transaction, part))
+    return store.run(ns, lambda transaction: _forget_old(store, transaction, ns, name, part))
 
 
-def _forget_old(store: Store, transaction: Transaction, part: list[Gathered]) -> set[int]:
+def _forget_old(store: Store, transaction: Transaction, ns: int, name: str, part: list[Gathered]) -> set[int]:
     unit = SealedUnit(store, transaction)
-    unit.fetch()
+    sealing.check_follows(unit, ns, name)
     # what came in before a crash has nothing in its way but itself
     fresh = [group for group in part if group.last > unit.head.number]
     coming = _Coming(fresh)

@@ -12,6 +12,7 @@ import uuid
 from typing import NamedTuple
 
 from lease_core.errors import InvalidInput, QueueSealed
+from lease_core.replication.errors import HistoryDiffers
 from lease_core.store.base import HEAD_COLUMNS, Head, Query, Store, Transaction
 from lease_core.unit import SealedUnit
 
@@ -20,6 +21,7 @@ _RULES = (
     "UPDATE omnirelay_head SET exclusive = ?, high_mark = ?, low_mark = ?, capacity = ? WHERE ns = ? AND number = 0"
 )
 
+_SUCCESSOR = "SELECT successor FROM omnirelay_head WHERE ns = ?"
 _OWN = "self:"  # a copy that follows names itself; one that was superseded, the copy that took over
 
 
@@ -79,8 +81,21 @@ def _seal_new(store: Store, transaction: Transaction, rules: Rules) -> Head:
 
 
 def _successor(store: Store, ns: int) -> str | None:
-    [[[name]]] = store.read(Query("SELECT successor FROM omnirelay_head WHERE ns = ?", (ns,)))
+    [[[name]]] = store.read(Query(_SUCCESSOR, (ns,)))
     return None if name is None else str(name)
+
+
+def check_follows(unit: SealedUnit, ns: int, name: str) -> None:
+    """Refuse to bring forward what is no longer the copy ``name``, under the lock: it, or another one, took over.
+
+    Whoever still follows into it would mix what the old primary does with what it does itself.
+    """
+    [[[present]]] = unit.fetch(Query(_SUCCESSOR, (ns,)))
+    if unit.head.epoch >= 0 or present != _OWN + name:
+        raise HistoryDiffers(
+            f"namespace {unit.head.namespace!r} here no longer follows: it has taken over, or was superseded itself. "
+            "Nothing was taken in; begin another copy"
+        )
 
 
 def seal(store: Store, ns: int, successor: str) -> Sealed:
@@ -92,7 +107,7 @@ def seal(store: Store, ns: int, successor: str) -> Sealed:
     def work(transaction: Transaction) -> Sealed:
         unit = SealedUnit(store, transaction)
         unit.fetch()
-        [[[present]]] = unit.fetch(Query("SELECT successor FROM omnirelay_head WHERE ns = ?", (ns,)))
+        [[[present]]] = unit.fetch(Query(_SUCCESSOR, (ns,)))
         head = unit.head
         if head.epoch < 0:
             if present != successor:

@@ -84,6 +84,30 @@ def test_one_that_has_pruned_more_than_that_is_not(original: LeaseQueue, sqlite_
         Standby(original, sqlite_url, config=config(), clock=clock)
 
 
+def test_who_still_follows_into_a_copy_that_took_over_is_refused(url: str, tmp_path: Path) -> None:
+    """The primary was thought to be lost and lives on, and so does the process that followed it."""
+    with (
+        LeaseQueue.open(f"sqlite:///{tmp_path}/old.db", "main") as old,
+        Standby(old, url) as follower,
+        Standby(old, url) as other,
+    ):
+        old.enqueue(WorkItem("file", "both have it"))
+        follower.follow()
+        other.follow()
+        with other.promote(primary_is_lost=True) as new:
+            for _ in range(2):
+                old.enqueue(WorkItem("file", "at the old one"))
+            with pytest.raises(HistoryDiffers):  # as long as the new one has done nothing yet
+                follower.follow(limit=1)
+            new.enqueue(WorkItem("file", "at the new one"))
+            with pytest.raises(HistoryDiffers):
+                follower.follow()
+            assert [event.item.resource_id for event in new.events() if event.item] == [
+                "both have it",
+                "at the new one",
+            ]
+
+
 def test_one_whose_place_was_dropped_takes_it_again(original: LeaseQueue, sqlite_url: str, clock: FakeClock) -> None:
     with Standby(original, sqlite_url, config=config(), clock=clock) as standby:
         standby.follow(limit=50)
