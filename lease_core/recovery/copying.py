@@ -46,6 +46,8 @@ def apply(store: Store, ns: int, name: str, groups: Sequence[Gathered]) -> int:
             ns,
             lambda transaction, part=part: _apply(store, transaction, ns, name, part),  # type: ignore[misc]
         )
+        if number < part[-1].last:
+            break  # another process brings the same copy forward, too: what is left is to be read from there
     return number
 
 
@@ -53,7 +55,7 @@ def _apply(store: Store, transaction: Transaction, ns: int, name: str, groups: l
     copy = _CopyingUnit(store, transaction)
     sealing.check_follows(copy, ns, name)
     fresh = [group for group in groups if group.last > copy.head.number]
-    if fresh:
+    if fresh and fresh[0].first > copy.head.number:
         copy.take_in(fresh)
     return copy.head.number
 

@@ -169,6 +169,8 @@ def _forget_old(store: Store, transaction: Transaction, ns: int, name: str, part
     sealing.check_follows(unit, ns, name)
     # what came in before a crash has nothing in its way but itself
     fresh = [group for group in part if group.last > unit.head.number]
+    if not fresh or fresh[0].first <= unit.head.number:
+        return set()
     coming = _Coming(fresh)
     coming.forget_origins(unit)
     holders = coming.holders(unit)

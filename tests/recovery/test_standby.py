@@ -108,6 +108,22 @@ def test_who_still_follows_into_a_copy_that_took_over_is_refused(url: str, tmp_p
             ]
 
 
+def test_two_processes_may_follow_into_one_copy(original: LeaseQueue, url: str, clock: FakeClock) -> None:
+    """As when one is to take over while the other still follows. Each may find half of its page there already."""
+    chance = random.Random(7)
+    told = MemorySink()
+    Relay(original, told).run_once()
+    with (
+        Standby(told, url, namespace="main", config=config(), clock=clock) as one,
+        Standby(told, url, namespace="main", config=config(), clock=clock) as other,
+    ):
+        head = original.stats().head
+        while max(one.number, other.number) < head:
+            chance.choice([one, other]).follow(limit=chance.randrange(1, 30))
+        with other.promote(original) as queue:
+            same(original, queue)
+
+
 def test_one_whose_place_was_dropped_takes_it_again(original: LeaseQueue, sqlite_url: str, clock: FakeClock) -> None:
     with Standby(original, sqlite_url, config=config(), clock=clock) as standby:
         standby.follow(limit=50)
