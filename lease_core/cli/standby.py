@@ -13,13 +13,15 @@ from lease_core.errors import InvalidInput, LeaseError, StoreError
 from lease_core.queue import LeaseQueue
 from lease_core.recovery import Standby
 from lease_core.replication.contract import EventSource
+from lease_core.replication.errors import HistoryDiffers
 
 HELP = "follow a queue into another database, and take over from it"
+NO_SOURCE = "none"
 logger = logging.getLogger(__name__)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", help=SOURCE_HELP)
+    parser.add_argument("source", help=f"{SOURCE_HELP}; or {NO_SOURCE}, to promote the standby as it stands")
     parser.add_argument("url", help="the standby's database: sqlite:///path or postgresql://…")
     namespace_argument(parser)
     parser.add_argument("--snapshot", metavar="FILE", help="start from this snapshot")
@@ -39,11 +41,13 @@ def run(options: argparse.Namespace) -> int:
     log_to_stderr()
     with ExitStack() as stack:
         if not options.promote:
+            if options.source == NO_SOURCE:
+                raise InvalidInput("source", f"{NO_SOURCE} is for --promote: there is nothing to follow")
             stopping = until_signalled()
             # one that is started before the primary, or before its own database, waits for it
             reached = once_reached(lambda: _open(options, stack), stopping, StoreError)
             return 0 if reached is None else _follow(reached[1], options.report_every, stopping)
-        source, standby = _open(options, stack)
+        source, standby = _open_to_promote(options, stack)
         while standby.follow():
             logger.info("at event %s", standby.number)
         primary = None if options.primary_is_lost else _primary(options, source, stack)
@@ -53,9 +57,26 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _open(options: argparse.Namespace, stack: ExitStack) -> tuple[EventSource, Standby]:
+def _open_to_promote(options: argparse.Namespace, stack: ExitStack) -> tuple[EventSource | None, Standby]:
+    """If the primary is lost, then the standby may be all there is, and is promoted as it stands."""
+    if options.source == NO_SOURCE and not options.primary_is_lost and not options.primary:
+        raise InvalidInput("source", "is none: say where the --primary is, or --primary-is-lost")
+    try:
+        return _open(options, stack)
+    except StoreError as error:
+        if not options.primary_is_lost:
+            raise
+        logger.warning("the source cannot be reached, so that the standby takes over with what it has: %s", error)
+        options.source = NO_SOURCE
+        return _open(options, stack)
+    except HistoryDiffers as error:
+        raise HistoryDiffers(f"{error}; to take over with what the standby has, give {NO_SOURCE!r} as source") from None
+
+
+def _open(options: argparse.Namespace, stack: ExitStack) -> tuple[EventSource | None, Standby]:
     with ExitStack() as opened:
-        source = open_source(options.source, options.namespace, opened)
+        given = options.source
+        source = None if given == NO_SOURCE else open_source(given, options.namespace, opened)
         standby = opened.enter_context(
             Standby(
                 source,

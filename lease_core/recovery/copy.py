@@ -42,14 +42,14 @@ class Copy:
     @classmethod
     def open(
         cls,
-        source: EventSource,
+        source: EventSource | None,
         url: str | sa.URL,
         namespace: str | None,
         config: QueueConfig | None,
         clock: Clock | None = None,
         snapshot: str | Path | None = None,
     ) -> Copy:
-        """Find the copy at ``url``, or make it, from ``snapshot`` if there is one.
+        """Find the copy at ``url``, or make it, from ``snapshot`` if there is one; without a source it must be there.
 
         The rules come from ``config``, or else from the snapshot, or the queue that is copied.
         """
@@ -64,6 +64,8 @@ class Copy:
         store = open_store(url, config, clock)
         try:
             migrate.ensure(store, auto=True)
+            if source is None and not sealing.find(store, namespace):
+                raise InvalidInput("url", f"there is no copy of namespace {namespace!r} there")
             queue_id, rules = _described(source, start, config)
             head, name = sealing.enter_copy(store, namespace, queue_id, rules)
             if snapshot is not None and head.number == 0:
@@ -74,7 +76,8 @@ class Copy:
             raise
         copy = cls(store, head, name, config)
         try:
-            copy.check_history(source)
+            if source is not None:
+                copy.check_history(source)
         except BaseException:
             store.close()
             raise

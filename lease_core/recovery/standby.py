@@ -33,12 +33,13 @@ class Standby:
             queue = standby.promote(primary)
 
     ``source`` is the primary itself or any copy of its log. Reading the copy is fine at any time: open it with
-    ``LeaseQueue.open`` and look. A queue as source keeps its log until this standby has it.
+    ``LeaseQueue.open`` and look. A queue as source keeps its log until this standby has it. With None a copy that is
+    there already is not followed any further, only promoted: what is left when all else is lost.
     """
 
     def __init__(
         self,
-        source: EventSource,
+        source: EventSource | None,
         url: str | sa.URL,
         *,
         namespace: str | None = None,
@@ -86,6 +87,8 @@ class Standby:
 
     def follow(self, limit: int = PAGE) -> int:
         """Take in what there is, up to ``limit`` events. Gives how many that were."""
+        if self._source is None:
+            return 0
         taken = self._copy.advance(self._source, limit)
         if self._told < self._copy.number and isinstance(self._source, Checkpoints):
             try:
@@ -96,7 +99,7 @@ class Standby:
         return taken
 
     def _register(self) -> None:
-        if isinstance(self._source, Checkpoints):
+        if self._source is not None and isinstance(self._source, Checkpoints):
             self._source.register_reader(self._reader, self._copy.number)
 
     def start(self) -> None:

@@ -120,3 +120,21 @@ def test_a_copy_that_is_not_there_is_not_good(url: str, tmp_path: Path) -> None:
     told = omnirelay("verify", f"table:sqlite:///{tmp_path}/nowhere.db", "--namespace", "landing", code=2)
     assert told.startswith("omnirelay verify: the copy's database cannot be read (OperationalError: no such table")
     assert "good up to event 5" in omnirelay("verify", f"file://{tmp_path}/objects", "--namespace", "landing")
+
+
+@pytest.mark.parametrize("source", ["none", "postgresql://127.0.0.1:1/gone"])
+def test_a_standby_is_promoted_when_all_else_is_lost(source: str, url: str, tmp_path: Path) -> None:
+    copy = f"sqlite:///{tmp_path}/standby.db"
+    with LeaseQueue.open(url, "landing") as primary, Standby(primary, copy) as standby:
+        standby.follow()
+    if source != "none":
+        omnirelay("standby", source, copy, "--namespace", "landing", "--promote", code=2)
+    told = omnirelay("standby", source, copy, "--namespace", "landing", "--promote", "--primary-is-lost")
+    assert "primary now, at event 5: 2 pending" in told
+    with LeaseQueue.open(copy, "landing") as new:
+        assert len(new.lease("worker", limit=5)) == 2
+
+
+def test_a_place_without_a_copy_is_not_promoted(tmp_path: Path) -> None:
+    told = omnirelay("standby", "none", f"sqlite:///{tmp_path}/empty.db", "--promote", "--primary-is-lost", code=2)
+    assert "there is no copy of namespace 'resourcelease' there" in told
