@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 
 from lease_core.replication.batch import Batch
-from lease_core.replication.contract import EventSource
+from lease_core.replication.contract import EventSource, good_events
 from lease_core.replication.errors import HistoryDiffers
 
 _ASK_THE_TIME_EVERY = 60.0
@@ -146,7 +146,7 @@ class Pages:
             if self._sealed:
                 page.digest  # noqa: B018  made here, it costs those who wait for the disk nothing
             return page
-        events = self._source.events(number, self._size)
+        events = good_events(self._source, number, self._size)
         if not events:
             return None
         page = Batch(events)

@@ -415,6 +415,19 @@ def test_a_copy_can_be_relayed_onwards(queue: LeaseQueue, tmp_path: Path) -> Non
     assert FileCheckpoints(tmp_path / "places.json").readers() == {"relay/plain": 150}
 
 
+def test_what_is_good_of_a_damaged_copy_is_relayed_and_no_more(queue: LeaseQueue, tmp_path: Path) -> None:
+    work(queue, 20)
+    Relay(queue, JsonlSink(tmp_path), rules=Rules(batch_size=7)).run_once()
+    [file] = tmp_path.rglob("*.jsonl")
+    file.write_bytes(file.read_bytes().replace(b'"sequenceNumber":31,', b'"sequenceNumber":13,'))
+    sink = Plain()
+    relay = Relay(read_jsonl(tmp_path), sink, checkpoints=MemoryCheckpoints())
+    relay.run_once()
+    [status] = relay.run_once()  # what comes after a page that is not full is asked for anew
+    assert (status.state, status.position) == ("stopped", 28)
+    assert sink.events == queue.events(0, 28)
+
+
 def test_a_source_with_a_hole_is_not_copied(queue: LeaseQueue) -> None:
     work(queue, 5)
     events = queue.events()
