@@ -13,8 +13,14 @@ from omnirelay_dagster.resource import LeaseQueueResource
 
 
 @pytest.fixture(scope="module")
-def shared_instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
+def shared_instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
+    """With one database for the events of all runs: one for each run takes longer to make than most runs here take."""
+    events = {
+        "module": "dagster.core.storage.event_log",
+        "class": "ConsolidatedSqliteEventLogStorage",
+        "config": {"base_dir": str(tmp_path_factory.mktemp("events"))},
+    }
+    with dg.instance_for_test(overrides={"event_log_storage": events}) as made:
         yield made
 
 

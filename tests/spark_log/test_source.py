@@ -42,7 +42,7 @@ def test_filters_narrow_what_is_read(spark: Any, open_queue: Open, url: str, clo
     live(queue, clock, seed=22, steps=60)
     events = events_of(queue)
     moment = events[len(events) // 2].timestamp
-    frame = reader(spark, url, queue, columns="type, sequence_number, timestamp", partition_size=10).load()
+    frame = reader(spark, url, queue, columns="type, sequence_number, timestamp", partition_size=60).load()
     assert frame.columns == ["type", "sequence_number", "timestamp"]
     late = frame.where(f"sequence_number > 40 AND type IN ('LeaseGranted', 'Enqueued') AND timestamp >= '{moment}'")
     assert sorted(row.sequence_number for row in late.collect()) == [
@@ -50,9 +50,9 @@ def test_filters_narrow_what_is_read(spark: Any, open_queue: Open, url: str, clo
         for e in events
         if e.sequence_number > 40 and e.type in ("LeaseGranted", "Enqueued") and e.timestamp >= moment
     ]
-    few = frame.where("sequence_number BETWEEN 21 AND 35")
+    few = frame.where("sequence_number BETWEEN 21 AND 110")
     assert few.rdd.getNumPartitions() == 2
-    assert few.count() == 15
+    assert few.count() == 90
     assert frame.where("sequence_number > 1000000000").count() == 0
 
 
