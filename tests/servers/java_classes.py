@@ -22,13 +22,13 @@ _BRIEFLY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SILENTLY = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
-HOME = Path(sys.prefix) / "spark-home"
+HOME = Path(sys.prefix).resolve() / "spark-home"
 
 
 def spark_home() -> Path:
     """A Spark home of links into the wheel, for everybody: classes are kept for the paths that they were loaded from,
     and the standalone workers of a ``local-cluster`` put their own files into it."""
-    wheel = Path(str(files("pyspark")))
+    wheel = Path(str(files("pyspark"))).resolve()
     HOME.mkdir(exist_ok=True)
     for name in ("jars", "bin", "sbin", "python"):
         with suppress(FileExistsError):
@@ -36,12 +36,17 @@ def spark_home() -> Path:
     return HOME
 
 
+def tidy_home() -> None:
+    """Remove what standalone workers have left in the home."""
+    shutil.rmtree(HOME / "work", ignore_errors=True)
+
+
 def kept() -> Path:
     """Where the classes of this Spark are kept for this Java."""
     home = os.environ.get("JAVA_HOME")
     java = Path(home, "bin", "java") if home else Path(shutil.which("java") or "java")
     known = f"{java.resolve()} {java.stat().st_mtime if java.exists() else ''} {version('pyspark')} {HOME}"
-    return Path(sys.prefix) / f"spark-classes-{hashlib.sha256(known.encode()).hexdigest()[:12]}.jsa"
+    return HOME.with_name(f"spark-classes-{hashlib.sha256(known.encode()).hexdigest()[:12]}.jsa")
 
 
 def options() -> str:

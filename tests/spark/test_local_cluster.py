@@ -12,7 +12,7 @@ import pytest
 
 from omnirelay_dagster.doctor import prepare_environment
 from tests.conftest import WITHOUT_COMPILING
-from tests.servers.java_classes import spark_home
+from tests.servers.java_classes import spark_home, tidy_home
 from tests.spark.killing import Fabric, executors
 from tests.spark.leasing import until
 
@@ -34,6 +34,7 @@ def fabric(tmp_path: Path) -> Iterator[Fabric]:
     fabric = Fabric(tmp_path, SPARK, SPARK_HOME=str(spark_home()), SPARK_LOCAL_DIRS=str(tmp_path / "local"))
     yield fabric
     fabric.close()
+    tidy_home()
 
 
 def test_a_killed_executor_costs_nothing(fabric: Fabric) -> None:
