@@ -16,7 +16,20 @@ import msgspec
 from lease_core.log import Document, Entry
 from lease_core.model import EventType, to_datetime
 
-_decoder = msgspec.json.Decoder(Document)
+
+class _Entry(Entry):
+    """An entry whose names stay as they are written: they go to the wire as they are."""
+
+    resource_type: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # type: ignore[assignment]
+    resource_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # type: ignore[assignment]
+    partition_key: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # type: ignore[assignment]
+
+
+class _Document(Document):
+    entries: list[_Entry]  # type: ignore[assignment]
+
+
+_decoder = msgspec.json.Decoder(_Document)
 _encode = msgspec.json.Encoder().encode
 
 Piece = bytes | msgspec.Raw
@@ -112,7 +125,7 @@ def _run(column: Column, start: int, end: int) -> Sequence[bytes | Sequence[Piec
 
 
 def _columns(
-    namespace: str, number: int, at: datetime, version: int, entry: Entry, begin: int, end: int
+    namespace: str, number: int, at: datetime, version: int, entry: _Entry, begin: int, end: int
 ) -> list[Column]:
     """The events of one entry from the one at ``begin`` to the one before ``end``."""
     numbers = range(number + begin, number + end)
@@ -160,24 +173,32 @@ def _depth(field: bytes, before: int, step: int, begin: int, end: int) -> list[C
     return [[b"%b%d" % (field, depth) if depth else b"" for depth in depths]]
 
 
-def _item(entry: Entry, begin: int, end: int) -> list[Column]:
+def _item(entry: _Entry, begin: int, end: int) -> list[Column]:
     """The item of each event, as a field; nothing, where the entry has none."""
     if entry.items is not None:
         return [b',"item":', entry.items[begin:end]]
-    if entry.resource_type is None or entry.resource_id is None:
+    if entry.resource_type is msgspec.UNSET or entry.resource_id is msgspec.UNSET:
         return []
     return [
-        *_texts(b',"item":{"resourceType":', entry.resource_type, begin, end),
-        *_texts(b',"resourceId":', entry.resource_id, begin, end),
-        *_texts(b',"partitionKey":', entry.partition_key, begin, end),
+        *_texts(b',"item":{"resourceType":', entry.resource_type, entry.n, begin, end),
+        *_texts(b',"resourceId":', entry.resource_id, entry.n, begin, end),
+        *_texts(b',"partitionKey":', entry.partition_key, entry.n, begin, end),
         b"}",
     ]
 
 
-def _texts(field: bytes, value: Any, begin: int, end: int) -> list[Column]:
-    if not isinstance(value, list):
-        return [] if value is None else [field + _encode(value)]
-    values = value[begin:end]
+def _texts(field: bytes, written: msgspec.Raw | msgspec.UnsetType, n: int, begin: int, end: int) -> list[Column]:
+    """Texts of which there is one for all or one for each, in JSON."""
+    if written is msgspec.UNSET:
+        return []
+    text = bytes(written)
+    if not text.startswith(b"["):
+        return [field + text]
+    if b"\\" not in text and b"null" not in text:  # then a quotation mark is nothing but the end of a text
+        found = text[2:-2].split(b'","')
+        if len(found) == n:
+            return [field + b'"', found[begin:end], b'"']
+    values = msgspec.json.decode(text)[begin:end]
     if None in values:
         return [[b"" if each is None else field + _encode(each) for each in values]]
     return [field, list(map(_encode, values))]

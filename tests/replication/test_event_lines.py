@@ -12,7 +12,9 @@ from lease_core.log import Entry
 from lease_core.model import EventType
 from lease_core.replication import encode_event
 
-texts = st.text(max_size=8) | st.sampled_from(["100%", "{}", 'a"b\\', "ä€😀", "\x00\x1f\x7f\x80\u2028/"])
+texts = st.text(max_size=8) | st.sampled_from(
+    ["100%", "{}", 'a"b\\', 'a",', '","', "null", "[", "ä€😀", "\x00\x1f\x7f\x80\u2028/"]
+)
 numbers = st.integers(0, 2**53)
 moments = st.none() | st.integers(0, 4_000_000_000_000_000)
 
