@@ -193,6 +193,15 @@ def test_damage_in_the_store_is_found_and_named_and_never_served(hub: HubServer,
     assert publish(address, [batch(13, 13)])[0][:2] == ("STORED", 14)
 
 
+def test_damage_to_one_source_holds_up_no_other(hub: HubServer, hub_url: str, address: str) -> None:
+    """They are stored in one commit, in which the damaged one comes again and is compared with what is there."""
+    publish(address, [batch(1, 5)])
+    change(hub_url, "UPDATE omnirelay_hub_batch SET lines = :lines", lines=b"\x00 not lines")
+    answers = publish(address, [batch(1, 5), batch(1, 5, source="b"), batch(6, 7, source="b")])
+    assert [outcome for outcome, *_ in answers] == ["UNAVAILABLE", "STORED", "STORED"]
+    assert "what the hub holds of a is damaged" in answers[0][2]
+
+
 def test_batches_that_are_gone_are_missed(hub: HubServer, hub_url: str, address: str) -> None:
     publish(address, [batch(1, 5), batch(6, 9), batch(10, 12)])
     change(hub_url, "DELETE FROM omnirelay_hub_batch WHERE first = 10")

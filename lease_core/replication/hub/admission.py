@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import msgspec
+
+from lease_core.replication.hub.packing import pack
 
 Outcome = Literal["STORED", "MISSING", "REWRITES_HISTORY", "INVALID", "UNAVAILABLE"]
 
@@ -25,6 +29,14 @@ class Verdict:
     stored: int = 0
 
 
+class Packed(NamedTuple):
+    """Lines as they are stored, and their SHA-256."""
+
+    digest: bytes
+    packing: int
+    stored: bytes
+
+
 @dataclass(frozen=True)
 class Offer:
     """A batch that is what it says it is. ``begins`` allows it to be the first, whatever its number."""
@@ -35,6 +47,11 @@ class Offer:
     last: int
     lines: bytes
     begins: bool = False
+
+    @cached_property
+    def packed(self) -> Packed:
+        """Made when it is first asked for, which any thread may do."""
+        return Packed(hashlib.sha256(self.lines).digest(), *pack(self.lines))
 
 
 class _Essence(msgspec.Struct, rename="camel", gc=False):

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from lease_core.replication.errors import CorruptCopy
 from lease_core.replication.hub.admission import Offer, Verdict, first_difference
-from lease_core.replication.hub.packing import pack, unpack
+from lease_core.replication.hub.packing import unpack, zstandard
 from lease_core.replication.hub.retention import check_number, check_position, prune_some, pruned
 from lease_core.replication.hub.schema import batches, cursors, heads, make_tables, open_database, streams
 from lease_core.replication.sealed import Seal
@@ -62,6 +62,7 @@ class HubStore:
     """
 
     def __init__(self, url: str | sa.URL) -> None:
+        zstandard()  # without which nothing could be stored
         self._engine = open_database(url)
         make_tables(self._engine)
         self._writer = self._engine.execution_options(omnirelay_writes=True)
@@ -110,7 +111,11 @@ class HubStore:
             return Verdict("INVALID", end.last + 1, f"the hub's copy begins at event {end.first}")
         if offer.first <= end.last:
             self._write_rows(group)  # which may have some of what is compared
-            if differs := self._difference(group.connection, end, offer):
+            try:
+                differs = self._difference(group.connection, end, offer)
+            except ValueError:  # of this source alone: others are stored meanwhile
+                return Verdict("UNAVAILABLE", 0, f"what the hub holds of {offer.source} is damaged: omnirelay verify")
+            if differs:
                 said = f"the hub holds another event {differs} of {offer.source}"
                 return Verdict("REWRITES_HISTORY", end.last + 1, said, differs)
             if offer.last <= end.last:
@@ -120,9 +125,10 @@ class HubStore:
 
     def _insert(self, group: _Group, end: End, offer: Offer) -> Verdict:
         count = offer.last - offer.first + 1
-        seal = Seal(offer.namespace, offer.first, offer.last, count, end.sha256).over(offer.lines)
+        digest, packing, stored = offer.packed
+        seal = Seal(offer.namespace, offer.first, offer.last, count, end.sha256).over_digest(digest)
         group.head += count
-        size, (packing, stored) = len(offer.lines), pack(offer.lines)
+        size = len(offer.lines)
         row = (group.head, end.stream, offer.first, offer.last, seal.previous, seal.sha256, size, packing, stored)
         group.rows.append(row)
         end = replace(end, last=offer.last, sha256=seal.sha256)

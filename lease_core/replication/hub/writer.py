@@ -8,9 +8,9 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from lease_core.replication.hub.admission import Offer, Verdict
+from lease_core.replication.hub.admission import Offer, Packed, Verdict
 from lease_core.replication.hub.schema import why
 from lease_core.replication.hub.store import HubStore
 from lease_core.replication.hub.telemetry import HubTelemetry
@@ -18,12 +18,21 @@ from lease_core.replication.hub.telemetry import HubTelemetry
 logger = logging.getLogger(__name__)
 
 
+class _Waiting(NamedTuple):
+    """An offer that is being packed, or waits to be stored."""
+
+    offer: Offer
+    packed: asyncio.Future[Packed]
+    verdict: asyncio.Future[Verdict]
+
+
 class Writer:
     """The only one that appends. Offers of one stream are stored in the order in which they are made.
 
     No more than ``most_pending`` bytes wait at any time, one offer excepted: who offers more is made to wait, and does
     not read from its source meanwhile. A commit has about ``group_bytes``: less than a source keeps under way, so that
-    the next batches arrive and are checked while these are stored.
+    the next batches arrive and are checked while these are stored. Offers are packed by threads of their own as soon as
+    they come: hashing and packing leave the interpreter to others, and the one that stores would wait for it each time.
     """
 
     def __init__(
@@ -32,12 +41,13 @@ class Writer:
         self._store = store
         self.telemetry = HubTelemetry(meter)
         self._group_bytes, self._most_pending = group_bytes, most_pending
-        self._waiting: deque[tuple[Offer, asyncio.Future[Verdict]]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._pending = 0
         self._changed = asyncio.Condition()
         self._stored = asyncio.Condition()
         self._stopping = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hub-writer")
+        self._packers = ThreadPoolExecutor(2, thread_name_prefix="hub-packer")
         self._task = asyncio.create_task(self._run())
         self.events = 0
         self.commits = 0
@@ -52,8 +62,10 @@ class Writer:
         size = len(offer.lines)
         async with self._changed:
             await self._changed.wait_for(lambda: not self._pending or self._pending + size <= self._most_pending)
-            verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-            self._waiting.append((offer, verdict))
+            loop = asyncio.get_running_loop()
+            verdict: asyncio.Future[Verdict] = loop.create_future()
+            packed = loop.run_in_executor(self._packers, lambda: offer.packed)
+            self._waiting.append(_Waiting(offer, packed, verdict))
             self._pending += size
             self._changed.notify_all()
         return verdict
@@ -82,6 +94,7 @@ class Writer:
             self._stopping = True
             self._changed.notify_all()
         await self._task
+        self._packers.shutdown(wait=True)
         self._thread.shutdown(wait=True)
 
     async def _run(self) -> None:
@@ -91,28 +104,30 @@ class Writer:
                 group = self._take()
             if not group:
                 return
-            offers = [offer for offer, _ in group]
+            offers = [each.offer for each in group]
             since = time.monotonic()
-            verdicts = await self._append(offers)
+            verdicts = await self._append(group)
             self.telemetry.judged(offers, verdicts, time.monotonic() - since)
-            for (_, future), verdict in zip(group, verdicts, strict=True):
-                if not future.done():
-                    future.set_result(verdict)
+            for each, verdict in zip(group, verdicts, strict=True):
+                if not each.verdict.done():
+                    each.verdict.set_result(verdict)
             async with self._changed:
                 self._pending -= sum(len(offer.lines) for offer in offers)
                 self._changed.notify_all()
             await self.wake()
 
-    def _take(self) -> list[tuple[Offer, asyncio.Future[Verdict]]]:
-        group: list[tuple[Offer, asyncio.Future[Verdict]]] = []
+    def _take(self) -> list[_Waiting]:
+        group: list[_Waiting] = []
         size = 0
-        while self._waiting and (not group or size + len(self._waiting[0][0].lines) <= self._group_bytes):
+        while self._waiting and (not group or size + len(self._waiting[0].offer.lines) <= self._group_bytes):
             group.append(self._waiting.popleft())
-            size += len(group[-1][0].lines)
+            size += len(group[-1].offer.lines)
         return group
 
-    async def _append(self, offers: list[Offer]) -> list[Verdict]:
+    async def _append(self, group: list[_Waiting]) -> list[Verdict]:
+        offers = [each.offer for each in group]
         try:
+            await asyncio.gather(*(each.packed for each in group))
             found = await asyncio.get_running_loop().run_in_executor(self._thread, self._store.append, offers)
         except Exception as error:  # nothing was stored: the sources are told, and come again
             logger.error("the hub cannot store: %s", why(error), exc_info=logger.isEnabledFor(logging.DEBUG))
