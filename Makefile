@@ -51,7 +51,7 @@ $(BENCH_INSTALLED): $(INSTALLED)
 
 test: $(INSTALLED) ## run the tests (ARGS="-k lease" to choose)
 	@# kills and clocks share two cores with other tests: what fails beside them must pass alone, or the run fails
-	@$(SPARK) $(BIN)/python -m tests.servers.java_classes && { $(BIN)/python -m pytest -n 3 --durations=15 $(ARGS) \
+	@$(SPARK) { $(BIN)/python -m pytest -n 3 --durations=15 $(ARGS) \
 		|| { echo "AGAIN, ALONE: what failed above"; $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS); }; }
 
 test-slow: $(INSTALLED) ## the tests that take long

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.company import CompanyScheduling, arrange
-from tests.servers import java_classes
 from tests.servers.postgres import PostgresEndpoint, PostgresServer, PostgresUnavailable
+from tests.servers.spark_home import JAVA_OPTIONS, spark_home
 
 ROOT = Path(__file__).parent.parent
 SPARK_WORKERS = Path(__file__).parent / "servers" / "spark_workers"
@@ -48,7 +48,7 @@ def postgres_url(postgres_server: PostgresEndpoint) -> Iterator[str]:
     postgres_server.drop_database(name)
 
 
-os.environ.setdefault("JDK_JAVA_OPTIONS", java_classes.options())
+os.environ.setdefault("JDK_JAVA_OPTIONS", JAVA_OPTIONS)
 
 # little data, many plans: compiling each of them would take longer than running it
 WITHOUT_COMPILING = {
@@ -82,7 +82,7 @@ def local_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         for folder in (ROOT, SPARK_WORKERS):
             patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        patch.setenv("SPARK_HOME", str(java_classes.spark_home()))
+        patch.setenv("SPARK_HOME", str(spark_home()))
         session = builder.getOrCreate()
     yield session
     session.stop()

@@ -152,6 +152,7 @@ def test_the_server_killed_under_load_loses_nothing_acknowledged(own_server: Pos
         roles = [workers.produce, workers.consume] * 2
         crowd = [forks.start(role, url, "storm", tmp_path, f"{role.__name__}-{n}") for n, role in enumerate(roles)]
         try:
+            _await_all(tmp_path, len(roles))
             for _ in range(3):
                 _await_progress(queue)
                 own_server.kill()
@@ -170,6 +171,14 @@ def test_the_server_killed_under_load_loses_nothing_acknowledged(own_server: Pos
         assert seen["complete"] > 0
         audit.finish(queue)
         audit.check_journals(audit.check_queue(queue), calls)
+
+
+def _await_all(directory: Path, workers: int) -> None:
+    """Wait until each of the workers is at work: to open a queue whose server is away is another story."""
+    end = time.monotonic() + 60
+    while sum(path.stat().st_size > 0 for path in directory.glob("*.journal")) < workers:
+        assert time.monotonic() < end, "the workers did not begin"
+        time.sleep(0.02)
 
 
 def _await_progress(queue: LeaseQueue) -> None:

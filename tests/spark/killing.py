@@ -22,7 +22,7 @@ from omnirelay_dagster.iceberg import IcebergTable
 from omnirelay_dagster.io_manager import FencedIOManager
 from omnirelay_dagster.resource import LeaseQueueResource
 from tests.conftest import WITHOUT_COMPILING
-from tests.servers.java_classes import spark_home, tidy_home
+from tests.servers.spark_home import spark_home, tidy_home
 from tests.spark.fabric import ROWS
 from tests.spark.leasing import until
 

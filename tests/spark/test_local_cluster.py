@@ -12,7 +12,7 @@ import pytest
 
 from omnirelay_dagster.doctor import prepare_environment
 from tests.conftest import WITHOUT_COMPILING
-from tests.servers.java_classes import spark_home, tidy_home
+from tests.servers.spark_home import spark_home, tidy_home
 from tests.spark.killing import Fabric, executors
 from tests.spark.leasing import until
 
