@@ -15,7 +15,7 @@ HOME = Path(sys.prefix).resolve() / "spark-home"
 
 
 def spark_home() -> Path:
-    """A Spark home of links into the wheel: the standalone workers of a ``local-cluster`` put their own files into it."""
+    """A home of links into the wheel: the standalone workers of a ``local-cluster`` put their own files into it."""
     wheel = Path(str(files("pyspark"))).resolve()
     HOME.mkdir(exist_ok=True)
     for name in ("jars", "bin", "sbin", "python"):
