@@ -43,6 +43,12 @@ _DUE_SPANS = (
 )
 _PAGES = (8, 64, 512, 2_000)
 _PAGE_BYTES = 16 * 1024 * 1024
+# up to the row that has the last event that is wanted: rows may be large, and the next call would read them again
+_DOCUMENTS = (
+    "SELECT last, first, document FROM omnirelay_log WHERE ns = ? AND last > ? "
+    "AND last <= (SELECT coalesce(min(last), ?) FROM omnirelay_log WHERE ns = ? AND last >= ?) ORDER BY last LIMIT ?"
+)
+_NO_END = 2**63 - 1
 
 
 def head(store: Store, ns: int) -> Head:
@@ -145,10 +151,7 @@ def documents(store: Store, ns: int, after: int, limit: int) -> Iterator[tuple[i
     for most in chain(_PAGES, repeat(_PAGES[-1])):
         page = min(most, 2 + (until - after) * seen // (after - begun)) if seen else most
         [rows, [[pruned]]] = store.read(
-            Query(
-                "SELECT last, first, document FROM omnirelay_log WHERE ns = ? AND last > ? ORDER BY last LIMIT ?",
-                (ns, after, page),
-            ),
+            Query(_DOCUMENTS, (ns, after, _NO_END, ns, until, page)),
             Query("SELECT pruned FROM omnirelay_head WHERE ns = ?", (ns,)),
         )
         if rows and rows[0][1] > after + 1:  # the log is dense: what is missing was pruned
