@@ -21,6 +21,7 @@ from lease_core.replication.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
+_FOR_GOOD = (CorruptCopy, HistoryDiffers, EventsPruned, InvalidInput)  # what no retry mends
 _MOST_TAKEN = 8  # batches that a sink has taken and not yet forced to disk
 
 OnRefusal = Literal["stop", "skip"]
@@ -122,7 +123,7 @@ class Lane:
             self._telemetry.retried(self._labels)
         try:
             moved = self._advance()
-        except (_Stop, CorruptCopy, HistoryDiffers, EventsPruned, InvalidInput) as error:
+        except (_Stop, *_FOR_GOOD) as error:
             self._end(error.__cause__ or error)
             return Step.STOPPED
         except Exception as error:  # whatever a sink or the source raises, it concerns this lane alone
@@ -286,22 +287,20 @@ class Lane:
         return max(0.0, self._retry_at - time.monotonic())
 
     def rest(self) -> None:
-        """Nothing more is delivered for now: settle what was, and keep the checkpoint."""
+        """Nothing more is delivered for now: settle what was, and keep the checkpoint. Raises nothing, as ``step``."""
         if self._state != "running":
             return
         try:
             self._settle()
+            self.save()
+        except _FOR_GOOD as error:
+            self._end(error)
         except Exception as error:
             self._fail(error)
-        else:
-            self.save()
 
     def close(self) -> None:
         """Keep the checkpoint and let go of the sink. Raises nothing: other lanes are to be closed, too."""
-        try:
-            self.rest()
-        except Exception as error:
-            logger.warning("the checkpoint of sink %s could not be kept: %s", self.sink.name, error)
+        self.rest()
         release: Any = getattr(self.sink, "close", None)
         try:
             if release is not None:

@@ -153,6 +153,24 @@ def test_a_second_relay_goes_on_where_the_first_has_brought_the_sink(queue: Leas
     ]
 
 
+def test_a_checkpoint_that_cannot_be_kept_any_more_is_a_state_and_no_error(queue: LeaseQueue) -> None:
+    """As when the queue was made anew between two calls: the place is gone, and so are the events before it."""
+    work(queue, 10)
+
+    class Gone(MemoryCheckpoints):
+        def advance_reader(self, name: str, to: int) -> None:
+            raise InvalidInput("name", "no such reader")
+
+        def register_reader(self, name: str, after: int = 0) -> int:
+            if after:
+                raise EventsPruned(after, after + 5)
+            return super().register_reader(name, after)
+
+    [status] = Relay(queue, Plain(), checkpoints=Gone()).run_once()
+    assert status.state == "stopped"
+    assert "EventsPruned" in (status.error or "")
+
+
 def test_a_sink_that_cannot_be_closed_keeps_no_other_open(queue: LeaseQueue) -> None:
     head = work(queue, 5)
     closed: list[str] = []
