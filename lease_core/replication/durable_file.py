@@ -49,10 +49,17 @@ def no_room_left(where: str) -> str:
 
 def place_file(path: Path, content: bytes) -> None:
     """Make a file with this content where there is none; raises ``FileExistsError``. Nobody ever sees half of it."""
-    make_folder(path.parent)
+    try:
+        _place(path, content)
+    except FileNotFoundError:
+        make_folder(path.parent)
+        _place(path, content)
+    force_folder(path.parent)
+
+
+def _place(path: Path, content: bytes) -> None:
     if not _place_unnamed(path, content):
         _place_named(path, content)
-    force_folder(path.parent)
 
 
 def _place_unnamed(path: Path, content: bytes) -> bool:
