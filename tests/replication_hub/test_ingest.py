@@ -157,7 +157,7 @@ def test_a_relay_of_a_queue_made_anew_stops_and_says_why(address: str, tmp_path:
         (batch(1, 3, last=4), "lines: 4 are needed"),
         (batch(1, 3, lines=b""), "lines: 3 are needed"),
         (batch(1, 2, lines=batch(1, 2).lines[:-1]), "lines: 2 are needed"),
-        (batch(1, 3, lines=b"\n\n\n"), "lines: 0 events"),
+        (batch(1, 3, lines=b"\n\n\n"), "not an event"),
         (batch(1, 3, lines=batch(2, 4).lines), "event 2 of n stands where 1 should"),
         (batch(1, 3, lines=batch(1, 3, namespace="m").lines), "event 1 of m stands where 1 should"),
         (batch(1, 2, lines=batch(1, 1).lines + b'{"namespace": 7}\n'), "not an event"),

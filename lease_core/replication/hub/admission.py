@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
+from io import BytesIO
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -66,47 +67,51 @@ class _Essence(msgspec.Struct, rename="camel", gc=False):
 _decoder = msgspec.json.Decoder(_Essence)
 
 
-def check(source: str, batch: Any) -> Offer | Verdict:
+@lru_cache(maxsize=256)
+def _decoder_of(namespace: str) -> msgspec.json.Decoder[Any]:
+    """Decodes events of this namespace only, and so without making a text of its name for each of them."""
+    fields = [("sequence_number", int), ("type", str), ("timestamp", datetime)]
+    essence = msgspec.defstruct("Essence", fields, rename="camel", gc=False, tag_field="namespace", tag=namespace)
+    return msgspec.json.Decoder(essence)
+
+
+def check(source: str, batch: Any, lines: bytes) -> Offer | Verdict:
     """The batch as an offer, if each of its lines is JSON and the event that should be there."""
-    namespace, first, last, lines = batch.namespace, batch.first, batch.last, batch.lines
+    namespace, first, last = batch.namespace, batch.first, batch.last
     problem = _wrong_name("source", source, 255) or _wrong_name("namespace", namespace, 1024)
     if problem:
         return Verdict("INVALID", reason=problem)
     if not 1 <= first <= last:
         return Verdict("INVALID", reason=f"first, last: not numbers of events ({first} to {last})")
-    count = last - first + 1
-    if lines.count(b"\n") != count or not lines.endswith(b"\n"):
-        return Verdict("INVALID", reason=f"lines: {count} are needed, each ended by a line feed")
-    try:
-        found = _decoder.decode_lines(lines)
-    except (msgspec.DecodeError, UnicodeError):
-        return _unreadable(lines, first)
-    if len(found) != count:  # a line of blanks is none
-        return Verdict("INVALID", reason=f"lines: {len(found)} events where {count} should be")
-    numbers, namespaces = [each.sequence_number for each in found], {each.namespace for each in found}
-    if namespaces != {namespace} or numbers != list(range(first, last + 1)):
-        return _misplaced(found, namespace, first)
+    if not _is_as_it_should_be(namespace, first, last, lines):
+        return _whats_wrong(namespace, first, last, lines)
     return Offer(source, namespace, first, last, lines, batch.begins)
 
 
-def _misplaced(found: list[_Essence], namespace: str, first: int) -> Verdict:
-    """The answer to a batch with an event that should not be where it is."""
-    number, event = next(
-        (number, event)
-        for number, event in enumerate(found, first)
-        if (event.sequence_number, event.namespace) != (number, namespace)
-    )
-    said = f"event {event.sequence_number} of {event.namespace} stands where {number} should"
-    return Verdict("INVALID", reason=said, sequence_number=number)
+def _is_as_it_should_be(namespace: str, first: int, last: int, lines: bytes) -> bool:
+    # a line feed for each event, and an event for each line feed: none has one within, and no line is blank
+    if not lines.endswith(b"\n") or len(BytesIO(lines).readlines()) != last - first + 1:
+        return False
+    try:
+        found = _decoder_of(namespace).decode_lines(lines)
+    except (msgspec.DecodeError, UnicodeError):
+        return False
+    return [each.sequence_number for each in found] == list(range(first, last + 1))
 
 
-def _unreadable(lines: bytes, first: int) -> Verdict:
-    """The answer to a batch with a line that is not an event, which is found by going through them."""
-    for number, line in enumerate(lines.split(b"\n"), first):
+def _whats_wrong(namespace: str, first: int, last: int, lines: bytes) -> Verdict:
+    """The answer to a batch that is not as it should be, found by going through it."""
+    count = last - first + 1
+    if lines.count(b"\n") != count or not lines.endswith(b"\n"):
+        return Verdict("INVALID", reason=f"lines: {count} are needed, each ended by a line feed")
+    for number, line in enumerate(lines.split(b"\n")[:-1], first):
         try:
-            _decoder.decode(line or b"{}")
+            event = _decoder.decode(line)
         except (msgspec.DecodeError, UnicodeError) as error:
             return Verdict("INVALID", reason=f"not an event: {error}", sequence_number=number)
+        if (event.sequence_number, event.namespace) != (number, namespace):
+            said = f"event {event.sequence_number} of {event.namespace} stands where {number} should"
+            return Verdict("INVALID", reason=said, sequence_number=number)
     return Verdict("INVALID", reason="lines: not events")
 
 

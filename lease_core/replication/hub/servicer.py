@@ -71,8 +71,9 @@ class Servicer:
         try:
             async for batch in requests:
                 source = caller.source(batch.source)
-                large = batch.ByteSize() > _CHECKED_ASIDE
-                offer = await self._aside(check, source, batch) if large else check(source, batch)
+                lines = batch.lines  # each look at it is a copy of it
+                large = len(lines) > _CHECKED_ASIDE
+                offer = await self._aside(check, source, batch, lines) if large else check(source, batch, lines)
                 if isinstance(offer, Verdict):
                     self._writer.telemetry.invalid(source)
                     known: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()

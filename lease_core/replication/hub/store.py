@@ -44,6 +44,27 @@ class Held:
     lines: bytes
 
 
+@dataclass(frozen=True)
+class _Statements:
+    """What appending says to the database, made once: each commit says it again."""
+
+    lock_head: str
+    add_batches: str
+    move_streams: str
+    move_head: str
+
+    @classmethod
+    def of(cls, engine: sa.Engine) -> _Statements:
+        mark = "%s" if engine.dialect.name == "postgresql" else "?"
+        lock = " FOR UPDATE" if engine.dialect.name == "postgresql" else ""  # SQLite's writers take turns anyway
+        return cls(
+            f"SELECT position FROM {heads.name} WHERE id = 1{lock}",
+            insert_statement(engine, batches),
+            f"UPDATE {streams.name} SET last = {mark}, sha256 = {mark} WHERE id = {mark}",
+            f"UPDATE {heads.name} SET position = {mark} WHERE id = 1",
+        )
+
+
 @dataclass
 class _Group:
     """One transaction that appends."""
@@ -66,7 +87,7 @@ class HubStore:
         self._engine = open_database(url)
         make_tables(self._engine)
         self._writer = self._engine.execution_options(omnirelay_writes=True)
-        self._add = insert_statement(self._engine, batches)
+        self._statements = _Statements.of(self._engine)
         self._head = -1
         self._ends: dict[tuple[str, str], End] = {}
 
@@ -79,19 +100,17 @@ class HubStore:
         """Store what can be stored, in one transaction that is durable on return. Either all verdicts hold or none."""
         try:
             with self._writer.begin() as connection:
-                head = connection.scalar(sa.select(heads.c.position).where(heads.c.id == 1).with_for_update())
+                head = connection.exec_driver_sql(self._statements.lock_head).scalar()
                 if head != self._head:
                     self._ends.clear()
                 group = _Group(connection, int(head or 0))
                 before = group.head
                 verdicts = [self._admit(group, offer) for offer in offers]
                 self._write_rows(group)
-                for end in group.moved.values():
-                    connection.execute(
-                        sa.update(streams).where(streams.c.id == end.stream).values(last=end.last, sha256=end.sha256)
-                    )
                 if group.head != before:
-                    connection.execute(sa.update(heads).where(heads.c.id == 1).values(position=group.head))
+                    moved = [(end.last, end.sha256, end.stream) for end in group.moved.values()]
+                    connection.exec_driver_sql(self._statements.move_streams, moved)
+                    connection.exec_driver_sql(self._statements.move_head, (group.head,))
         except BaseException:
             self._head = -1  # what is remembered may not be so
             raise
@@ -137,7 +156,7 @@ class HubStore:
 
     def _write_rows(self, group: _Group) -> None:
         if group.rows:
-            group.connection.exec_driver_sql(self._add, group.rows)
+            group.connection.exec_driver_sql(self._statements.add_batches, group.rows)
             group.rows = []
 
     def _new(self, group: _Group, offer: Offer) -> End:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ class _Waiting(NamedTuple):
     """An offer that is being packed, or waits to be stored."""
 
     offer: Offer
-    packed: asyncio.Future[Packed]
+    packed: Future[Packed]
     verdict: asyncio.Future[Verdict]
 
 
@@ -30,9 +30,10 @@ class Writer:
     """The only one that appends. Offers of one stream are stored in the order in which they are made.
 
     No more than ``most_pending`` bytes wait at any time, one offer excepted: who offers more is made to wait, and does
-    not read from its source meanwhile. A commit has about ``group_bytes``: less than a source keeps under way, so that
-    the next batches arrive and are checked while these are stored. Offers are packed by threads of their own as soon as
-    they come: hashing and packing leave the interpreter to others, and the one that stores would wait for it each time.
+    not read from its source meanwhile. A commit has about ``group_bytes``, or half of what waits if that is more: less
+    than sources keep under way, so that the next batches arrive and are checked while these are stored. Threads of
+    their own pack offers as soon as they come: hashing and packing leave the interpreter to others, and the one that
+    stores would wait for it each time.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Writer:
         self._group_bytes, self._most_pending = group_bytes, most_pending
         self._waiting: deque[_Waiting] = deque()
         self._pending = 0
-        self._changed = asyncio.Condition()
+        self._work, self._room = asyncio.Event(), asyncio.Event()
         self._stored = asyncio.Condition()
         self._stopping = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hub-writer")
@@ -60,14 +61,13 @@ class Writer:
     async def offer(self, offer: Offer) -> asyncio.Future[Verdict]:
         """The verdict to come, once there is room for the offer."""
         size = len(offer.lines)
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._pending or self._pending + size <= self._most_pending)
-            loop = asyncio.get_running_loop()
-            verdict: asyncio.Future[Verdict] = loop.create_future()
-            packed = loop.run_in_executor(self._packers, lambda: offer.packed)
-            self._waiting.append(_Waiting(offer, packed, verdict))
-            self._pending += size
-            self._changed.notify_all()
+        while self._pending and self._pending + size > self._most_pending:
+            self._room.clear()
+            await self._room.wait()
+        verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(offer, self._packers.submit(lambda: offer.packed), verdict))
+        self._pending += size
+        self._work.set()
         return verdict
 
     async def wait_for_more(self, seen: int, timeout: float) -> None:
@@ -90,20 +90,21 @@ class Writer:
 
     async def close(self) -> None:
         """Store what was offered, then stop."""
-        async with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
+        self._stopping = True
+        self._work.set()
         await self._task
         self._packers.shutdown(wait=True)
         self._thread.shutdown(wait=True)
 
     async def _run(self) -> None:
         while True:
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._waiting or self._stopping)
-                group = self._take()
-            if not group:
+            await self._work.wait()
+            group = self._take()
+            if not group and self._stopping:
                 return
+            if not group:
+                self._work.clear()
+                continue
             offers = [each.offer for each in group]
             since = time.monotonic()
             verdicts = await self._append(group)
@@ -111,15 +112,14 @@ class Writer:
             for each, verdict in zip(group, verdicts, strict=True):
                 if not each.verdict.done():
                     each.verdict.set_result(verdict)
-            async with self._changed:
-                self._pending -= sum(len(offer.lines) for offer in offers)
-                self._changed.notify_all()
+            self._pending -= sum(len(offer.lines) for offer in offers)
+            self._room.set()
             await self.wake()
 
     def _take(self) -> list[_Waiting]:
         group: list[_Waiting] = []
-        size = 0
-        while self._waiting and (not group or size + len(self._waiting[0].offer.lines) <= self._group_bytes):
+        size, most = 0, max(self._group_bytes, self._pending // 2)
+        while self._waiting and (not group or size + len(self._waiting[0].offer.lines) <= most):
             group.append(self._waiting.popleft())
             size += len(group[-1].offer.lines)
         return group
@@ -127,8 +127,7 @@ class Writer:
     async def _append(self, group: list[_Waiting]) -> list[Verdict]:
         offers = [each.offer for each in group]
         try:
-            await asyncio.gather(*(each.packed for each in group))
-            found = await asyncio.get_running_loop().run_in_executor(self._thread, self._store.append, offers)
+            found = await asyncio.get_running_loop().run_in_executor(self._thread, self._store_packed, group)
         except Exception as error:  # nothing was stored: the sources are told, and come again
             logger.error("the hub cannot store: %s", why(error), exc_info=logger.isEnabledFor(logging.DEBUG))
             return [Verdict("UNAVAILABLE", reason=f"the hub cannot store ({why(error)})")] * len(offers)
@@ -138,3 +137,8 @@ class Writer:
             elif verdict.outcome == "STORED":
                 self.events += offer.last - offer.first + 1
         return found
+
+    def _store_packed(self, group: list[_Waiting]) -> list[Verdict]:
+        for each in group:
+            each.packed.result()  # waited for here, so that the thread that listens is not woken for each of them
+        return self._store.append([each.offer for each in group])
