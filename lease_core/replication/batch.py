@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import cached_property
 
@@ -21,6 +21,9 @@ class Batch:
 
     origin = ""
     """The id of the queue whose log this is, where the source says it."""
+
+    meanwhile: Callable[[], None] | None = None
+    """Reads what comes after this batch. For a sink to call while it has nothing to do but wait for an answer."""
 
     def __init__(self, events: Sequence[LeaseEvent]) -> None:
         if not events:

@@ -101,7 +101,9 @@ class Lane:
             self._labels["omnirelay.shard"] = shard
         self._linger: float = getattr(sink, "linger", 0.0) if rules.linger is None else rules.linger
         self._state = "new"
-        self._settles = isinstance(sink, Settles)
+        # found out once: to ask whether a sink has these methods takes longer than to keep a checkpoint
+        self._settling = sink if isinstance(sink, Settles) else None
+        self._placed = sink if isinstance(sink, HoldsPosition) else None
         self._position: int | None = None  # what to read on from. None: to be asked for
         self._taken: list[_Taken] = []
         self._known = 0  # up to where the sink is known to have everything for good
@@ -178,22 +180,22 @@ class Lane:
                     parts.extend(reversed(part.halves()))
                     continue
             self._position = part.last
-            if not self._settles:
+            if self._settling is None:
                 self._settle()
 
     def _deliver(self, part: Batch) -> None:
         queueing = max(0.0, (self._pages.now() - part.oldest).total_seconds())
         taken = _Taken(len(part), part.last, queueing, time.monotonic())
-        if isinstance(self.sink, Settles):
-            self.sink.take(part)
+        if self._settling is not None:
+            self._settling.take(part)
         else:
             self.sink.deliver(part)
         self._taken.append(taken)
 
     def _settle(self) -> None:
         """Have the sink keep for good what it has taken; only then does it count."""
-        if self._taken and isinstance(self.sink, Settles):
-            self.sink.settle()
+        if self._taken and self._settling is not None:
+            self._settling.settle()
         for events, last, queueing, since in self._taken:
             apply = time.monotonic() - since
             self._delivered += events
@@ -217,7 +219,7 @@ class Lane:
 
     def _recall(self, namespace: str) -> int:
         """Where to go on: where the sink says it is, or else where its checkpoint is."""
-        own = self.sink.position(namespace) if isinstance(self.sink, HoldsPosition) else None
+        own = None if self._placed is None else self._placed.position(namespace)
         head = self._pages.head(fresh=True)  # asked after the sink, so that it cannot be behind it
         if own is not None and head is not None and own > head:
             raise HistoryDiffers(
@@ -329,7 +331,7 @@ class Lane:
         self._failures += 1
         self._state, self._error = "retrying", error
         self._taken.clear()
-        if isinstance(self.sink, HoldsPosition):
+        if self._placed is not None:
             self._position = None  # part of the batch may be there: ask the sink
         pause = self.rules.backoff.pause(self._failures, getattr(error, "retry_after", None))
         self._retry_at = time.monotonic() + pause

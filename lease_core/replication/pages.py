@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 
 from lease_core.replication.batch import Batch
 from lease_core.replication.contract import EventSource, good_events
@@ -26,7 +27,8 @@ class Pages:
     was read to its end it is asked once in ``quiet`` seconds, however many sinks wait: to follow a busy queue more
     closely than that would make many small deliveries of few large ones, at the cost of the queue's own commits.
     ``sealed`` says that sinks want the digests of pages and wait for disks: pages are then read and hashed ahead, by a
-    thread that works while they wait. Sinks that rather work than wait would only quarrel with it over the interpreter.
+    thread that works while they wait. Sinks that rather work than wait would only quarrel with it over the interpreter;
+    those among them that know when they wait have the next page read then (``Batch.meanwhile``).
     """
 
     def __init__(self, source: EventSource, size: int, kept: int, quiet: float, *, sealed: bool = False) -> None:
@@ -85,7 +87,11 @@ class Pages:
             read = self._read(number)
         if read is not None:
             read.origin = self._origin
-        if self._sealed and read is not None and len(read) == self._size:
+        if read is None or len(read) < self._size:
+            return read
+        if not self._sealed:
+            read.meanwhile = partial(self._read_meanwhile, read.last)
+        else:
             if self._reader is None:
                 self._reader = ThreadPoolExecutor(1, thread_name_prefix="relay-read-ahead")
             while len(self._ahead) < _PAGES_AHEAD:
@@ -93,6 +99,18 @@ class Pages:
                 before = self._ahead[-1][1] if self._ahead else None
                 self._ahead.append((place, self._reader.submit(self._read_on, place, before)))
         return read
+
+    def _read_meanwhile(self, number: int) -> None:
+        """Have the page above ``number`` at hand, unless it is. Raises nothing: whoever takes the page gets the error."""
+        with self._lock:
+            if self._ahead or self._at_hand(number) is not None:
+                return
+            page: Future[Batch | None] = Future()
+            try:
+                page.set_result(self._read(number))
+            except Exception as error:
+                page.set_exception(error)
+            self._ahead.append((number, page))
 
     def _read_on(self, number: int, before: Future[Batch | None] | None) -> Batch | None:
         """The page above ``number``, unless the one before it, which this thread has read, ends the log."""

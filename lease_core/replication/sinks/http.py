@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,7 +41,7 @@ class HttpSink:
     def deliver(self, batch: Batch) -> None:
         httpx = _httpx()
         try:
-            answer = self._open(httpx).post(self._url, content=batch.payload, headers=_headers(batch))
+            answer = self._open(httpx).post(self._url, content=_body(batch), headers=_headers(batch))
         except httpx.HTTPError as error:  # its text may have the url in it, and that a password
             raise SinkUnavailable(f"no answer from the endpoint ({type(error).__name__})") from None
         if answer.is_success:
@@ -62,9 +62,17 @@ class HttpSink:
         return self._client
 
 
+def _body(batch: Batch) -> Iterator[bytes]:
+    """The events. Asked for more, once they are sent, it uses the time until there is an answer."""
+    yield batch.payload
+    if batch.meanwhile is not None:
+        batch.meanwhile()
+
+
 def _headers(batch: Batch) -> dict[str, str]:
     namespace = batch.namespace.encode("ascii", "backslashreplace").decode()
     return {
+        "Content-Length": str(len(batch.payload)),
         "Content-Type": "application/x-ndjson",
         "Idempotency-Key": f"{namespace}/{batch.first}-{batch.last}",
         "Omnirelay-Namespace": namespace,
