@@ -101,7 +101,7 @@ class Pages:
         return read
 
     def _read_meanwhile(self, number: int) -> None:
-        """Have the page above ``number`` at hand, unless it is. Raises nothing: whoever takes the page gets the error."""
+        """Have the page above ``number`` at hand. Raises nothing: whoever takes the page gets the error."""
         with self._lock:
             if self._ahead or self._at_hand(number) is not None:
                 return

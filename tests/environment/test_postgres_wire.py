@@ -1,0 +1,47 @@
+"""What is sent to PostgreSQL arrives as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from lease_core.store.wire import Wire
+
+LISTS: list[tuple[str, list[Any]]] = [
+    ("bigint", [1]),
+    ("bigint", [0, -1, 32_767, 32_768, 2**31, 2**63 - 1, -(2**63) + 1]),
+    ("bigint", [None, 7, None]),
+    ("bigint", []),
+    ("bigint", [None, None]),
+    ("text", ["", "a", 'quo"te', "back\\slash", "{}", "NULL", "ä€😀", "x" * 255, "x" * 256, "ä" * 200]),
+    ("text", [None, "", None]),
+    ("bytea", [b"", b"\x00\xff", b"y" * 255, b"y" * 100_000]),
+    ("bytea", [b"", None]),
+    ("boolean", [True, False]),
+    ("double precision", [1.5, None]),
+]
+
+
+@pytest.fixture
+def wire(postgres_url: str) -> Any:
+    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
+        yield Wire(connection)
+
+
+@pytest.mark.parametrize(("kind", "values"), LISTS, ids=lambda value: str(value)[:20])
+def test_a_list(wire: Wire, kind: str, values: list[Any]) -> None:
+    for _ in range(2):  # prepared, then used again
+        assert wire.exchange([(f"SELECT $1::{kind}[], $2::integer", (values, 5))]) == [[(values, 5)]]
+
+
+def test_lists_between_other_values(wire: Wire) -> None:
+    values = (1, ["a", None], None, [1, 2], b"b", "c")
+    sql = "SELECT $1::bigint, $2::text[], $3::text, $4::bigint[], $5::bytea, $6::text"
+    assert wire.exchange([(sql, values)]) == [[values]]
+
+
+def test_a_number_that_is_too_large_is_an_error_of_the_driver(wire: Wire) -> None:
+    with pytest.raises(psycopg.Error):
+        wire.exchange([("SELECT $1::bigint[]", ([2**64],))])
