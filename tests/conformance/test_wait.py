@@ -31,6 +31,9 @@ PROMPT = 5.0
 
 LONG = 30.0
 
+SOON = 2.0
+"""Longer than a busy machine takes until a thread waits: what happens then finds it waiting."""
+
 
 @pytest.fixture
 def queue(open_queue: OpenQueue) -> LeaseQueue:
@@ -123,7 +126,7 @@ def test_a_waiting_worker_wakes_whatever_brings_the_work(
 
 
 def test_a_waiting_worker_wakes_when_a_delay_that_was_there_before_ends(queue: LeaseQueue) -> None:
-    queue.enqueue(work(not_before=datetime.now(UTC) + timedelta(seconds=0.5)))
+    queue.enqueue(work(not_before=datetime.now(UTC) + timedelta(seconds=SOON)))
     with asleep(lambda: queue.lease("worker", wait=LONG)) as waiting:
         [lease] = waiting.result(timeout=PROMPT)
     assert lease.granted_at >= (lease.item.not_before or lease.granted_at)
@@ -131,7 +134,7 @@ def test_a_waiting_worker_wakes_when_a_delay_that_was_there_before_ends(queue: L
 
 def test_a_waiting_worker_wakes_when_a_lease_elsewhere_runs_out(queue: LeaseQueue) -> None:
     queue.enqueue(work())
-    lost = one(queue, "lost", duration=0.5)
+    lost = one(queue, "lost", duration=SOON)
     with asleep(lambda: queue.lease("heir", wait=LONG)) as waiting:
         [lease] = waiting.result(timeout=PROMPT)
     assert lease.token.attempt == 2
@@ -140,11 +143,11 @@ def test_a_waiting_worker_wakes_when_a_lease_elsewhere_runs_out(queue: LeaseQueu
 
 def test_a_heartbeat_keeps_the_waiting_worker_waiting(queue: LeaseQueue) -> None:
     queue.enqueue(work())
-    held = one(queue, "holder", duration=0.6)
-    with asleep(lambda: queue.lease("heir", wait=1.0)) as waiting:
-        for _ in range(5):
-            queue.heartbeat(held, duration=0.6)
-            time.sleep(0.2)
+    held = one(queue, "holder", duration=SOON)
+    with asleep(lambda: queue.lease("heir", wait=1.5 * SOON)) as waiting:
+        for _ in range(8):
+            queue.heartbeat(held, duration=SOON)
+            time.sleep(0.2 * SOON)
         assert waiting.result(timeout=PROMPT) == []
     assert not queue.complete(held).refused
 
