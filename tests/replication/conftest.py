@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,10 +29,18 @@ def s3_server() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def bucket(s3_server: S3Server) -> Callable[[], dict[str, Any]]:
-    """The arguments with which an object-store sink or reader gets at one new bucket, under a prefix."""
-    url = s3_server.make_bucket(f"bucket-{uuid.uuid4().hex[:12]}") + "/some/prefix"
-    return lambda: {"url": url, "options": s3_server.options, "client_options": s3_server.client_options}
+def bucket(request: pytest.FixtureRequest) -> Callable[[], dict[str, Any]]:
+    """The arguments with which an object-store sink or reader gets at a new place in a bucket, under a prefix.
+
+    The bucket is one of our own S3 server, or the one that OMNIRELAY_TEST_OBJECTS_URL names.
+    """
+    name = f"bucket-{uuid.uuid4().hex[:12]}"
+    if given := os.environ.get("OMNIRELAY_TEST_OBJECTS_URL"):
+        url = f"{given}/{name}/some/prefix"
+        return lambda: {"url": url, "options": {}, "client_options": S3Server.client_options}
+    server: S3Server = request.getfixturevalue("s3_server")
+    url = server.make_bucket(name) + "/some/prefix"
+    return lambda: {"url": url, "options": server.options, "client_options": server.client_options}
 
 
 @pytest.fixture
