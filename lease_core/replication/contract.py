@@ -32,8 +32,8 @@ class Sink(Protocol):
     for events that are not those it holds under the same numbers; the relay then shows it the last one before it goes
     on, so that a queue that was made anew is not appended to the copy of another. ``sealed = True`` says that it uses
     the ``digest`` of every batch, which is then made ahead. With ``take`` and ``settle`` as in ``Settles`` it gets what
-    is at hand before it has to force any of it to disk. While it waits for an answer it may call ``batch.meanwhile``. And
-    ``close()``, called when the relay stops.
+    is at hand before it has to force any of it to disk. While it waits for an answer it may call ``batch.meanwhile``.
+    And ``close()``, called when the relay stops.
     """
 
     @property
