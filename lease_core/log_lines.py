@@ -60,7 +60,7 @@ def pieces(
 ) -> tuple[list[bytes], int]:
     """The same, ``most`` events of it at most, each ended by a line break: in pieces to be joined, and how many."""
     parsed = _decoder.decode(document)
-    at = to_datetime(parsed.at)
+    at = _encode(to_datetime(parsed.at))
     number, count = first, 0
     found: list[bytes] = []
     for entry in parsed.entries:
@@ -124,13 +124,11 @@ def _run(column: Column, start: int, end: int) -> Sequence[bytes | Sequence[Piec
     return (digits,) if number < 1_000 else (b"%d" % (number // 1_000), digits)
 
 
-def _columns(
-    namespace: str, number: int, at: datetime, version: int, entry: _Entry, begin: int, end: int
-) -> list[Column]:
+def _columns(namespace: str, number: int, at: bytes, version: int, entry: _Entry, begin: int, end: int) -> list[Column]:
     """The events of one entry from the one at ``begin`` to the one before ``end``."""
     numbers = range(number + begin, number + end)
     columns: list[Column] = [b'{"namespace":' + _encode(namespace) + b',"sequenceNumber":', numbers]
-    columns.append(b',"type":' + _encode(entry.type) + b',"timestamp":' + _encode(at))
+    columns.append(b',"type":' + _encode(entry.type) + b',"timestamp":' + at)
     if entry.id is not None:
         ids = range(entry.id + begin, entry.id + end)
         columns += (b',"sequenceId":', ids)
@@ -194,7 +192,8 @@ def _texts(field: bytes, written: msgspec.Raw | msgspec.UnsetType, n: int, begin
     text = bytes(written)
     if not text.startswith(b"["):
         return [field + text]
-    if b"\\" not in text and b"null" not in text:  # then a quotation mark is nothing but the end of a text
+    # with no backslash in it a quotation mark is nothing but the end of a text; a null would make two of them one
+    if text.startswith(b'["') and text.endswith(b'"]') and b"\\" not in text:
         found = text[2:-2].split(b'","')
         if len(found) == n:
             return [field + b'"', found[begin:end], b'"']

@@ -150,14 +150,14 @@ def documents(store: Store, ns: int, after: int, limit: int) -> Iterator[tuple[i
     begun, until = after, after + limit
     for most in chain(_PAGES, repeat(_PAGES[-1])):
         page = min(most, 2 + (until - after) * seen // (after - begun)) if seen else most
-        [rows, [[pruned]]] = store.read(
-            Query(_DOCUMENTS, (ns, after, _NO_END, ns, until, page)),
-            Query("SELECT pruned FROM omnirelay_head WHERE ns = ?", (ns,)),
-        )
+        [rows] = store.read(Query(_DOCUMENTS, (ns, after, _NO_END, ns, until, page)))
         if rows and rows[0][1] > after + 1:  # the log is dense: what is missing was pruned
             raise EventsPruned(after, rows[0][1])
-        if not rows and after < pruned:
-            raise EventsPruned(after, pruned + 1)
+        if not rows:
+            # asked for afterwards: if something came and was pruned in between, then that was missed
+            [[[pruned]]] = store.read(Query("SELECT pruned FROM omnirelay_head WHERE ns = ?", (ns,)))
+            if after < pruned:
+                raise EventsPruned(after, pruned + 1)
         for last, first, document in rows:
             yield first, last, bytes(document)
             size += len(document)

@@ -36,12 +36,13 @@ class HttpSink:
         self.name = name
         self._url, self._verify, self._timeout = url, verify, timeout
         self._headers = dict(headers or {})
-        self._client: Any = None
+        self._client: tuple[Any, Any] | None = None
 
     def deliver(self, batch: Batch) -> None:
         httpx = _httpx()
+        client, url = self._open(httpx)
         try:
-            answer = self._open(httpx).post(self._url, content=_body(batch), headers=_headers(batch))
+            answer = client.post(url, content=_body(batch), headers=_headers(batch))
         except httpx.HTTPError as error:  # its text may have the url in it, and that a password
             raise SinkUnavailable(f"no answer from the endpoint ({type(error).__name__})") from None
         if answer.is_success:
@@ -53,12 +54,14 @@ class HttpSink:
 
     def close(self) -> None:
         if self._client is not None:
-            self._client.close()
+            self._client[0].close()
             self._client = None
 
-    def _open(self, httpx: Any) -> Any:
+    def _open(self, httpx: Any) -> tuple[Any, Any]:
+        """A client, and the url, taken apart once rather than for every request."""
         if self._client is None:
-            self._client = httpx.Client(headers=self._headers, timeout=self._timeout, verify=self._verify)
+            client = httpx.Client(headers=self._headers, timeout=self._timeout, verify=self._verify)
+            self._client = client, httpx.URL(self._url)
         return self._client
 
 
