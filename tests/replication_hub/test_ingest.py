@@ -161,6 +161,11 @@ def test_a_relay_of_a_queue_made_anew_stops_and_says_why(address: str, tmp_path:
         (batch(1, 3, lines=batch(2, 4).lines), "event 2 of n stands where 1 should"),
         (batch(1, 3, lines=batch(1, 3, namespace="m").lines), "event 1 of m stands where 1 should"),
         (batch(1, 2, lines=batch(1, 1).lines + b'{"namespace": 7}\n'), "not an event"),
+        (batch(1, 1, lines=batch(1, 1).lines.replace(b'"namespace":"n",', b"")), "not an event"),
+        (batch(1, 1, lines=batch(1, 1).lines.replace(b'"type":', b'"kind":')), "not an event"),
+        (batch(1, 1, lines=batch(1, 1).lines.replace(b"2026", b"soon")), "not an event"),
+        (batch(1, 2, lines=batch(1, 2).lines.replace(b',"', b',\n"', 1)[:-1]), "lines: 2 are needed"),
+        (batch(1, 2, lines=batch(1, 1).lines.replace(b',"', b',\n"', 1)), "not an event"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

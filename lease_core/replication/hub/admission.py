@@ -70,9 +70,13 @@ _decoder = msgspec.json.Decoder(_Essence)
 @lru_cache(maxsize=256)
 def _decoder_of(namespace: str) -> msgspec.json.Decoder[Any]:
     """Decodes events of this namespace only, and so without making a text of its name for each of them."""
-    fields = [("sequence_number", int), ("type", str), ("timestamp", datetime)]
-    essence = msgspec.defstruct("Essence", fields, rename="camel", gc=False, tag_field="namespace", tag=namespace)
-    return msgspec.json.Decoder(essence)
+    fields: list[tuple[str, Any]] = [
+        ("namespace", Literal[namespace]),
+        ("sequence_number", int),
+        ("type", str),
+        ("timestamp", datetime),
+    ]
+    return msgspec.json.Decoder(msgspec.defstruct("Essence", fields, rename="camel", gc=False))
 
 
 def check(source: str, batch: Any, lines: bytes) -> Offer | Verdict:
@@ -105,14 +109,20 @@ def _whats_wrong(namespace: str, first: int, last: int, lines: bytes) -> Verdict
     if lines.count(b"\n") != count or not lines.endswith(b"\n"):
         return Verdict("INVALID", reason=f"lines: {count} are needed, each ended by a line feed")
     for number, line in enumerate(lines.split(b"\n")[:-1], first):
-        try:
-            event = _decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeError) as error:
-            return Verdict("INVALID", reason=f"not an event: {error}", sequence_number=number)
-        if (event.sequence_number, event.namespace) != (number, namespace):
-            said = f"event {event.sequence_number} of {event.namespace} stands where {number} should"
+        if said := _whats_wrong_with(line, namespace, number):
             return Verdict("INVALID", reason=said, sequence_number=number)
     return Verdict("INVALID", reason="lines: not events")
+
+
+def _whats_wrong_with(line: bytes, namespace: str, number: int) -> str:
+    try:
+        event = _decoder.decode(line)
+        if (event.sequence_number, event.namespace) != (number, namespace):
+            return f"event {event.sequence_number} of {event.namespace} stands where {number} should"
+        _decoder_of(namespace).decode(line)  # which also looks at names that are followed by others
+    except (msgspec.DecodeError, UnicodeError) as error:
+        return f"not an event: {error}"
+    return ""
 
 
 def _wrong_name(field: str, value: str, most: int) -> str:
