@@ -204,6 +204,7 @@ class Lane:
             self._telemetry.delivered(self._labels, events, queueing, apply, behind, self._age())
         self._taken.clear()
         if self._position is not None:
+            self._succeed()  # before it can be seen how far it is: a sink that has everything is not retrying
             self._known = self._position
 
     def _refuse(self, event: LeaseEvent, refusal: RefusedForGood) -> None:

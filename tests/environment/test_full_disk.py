@@ -151,8 +151,7 @@ def standby(disk: Path, folder: Path) -> None:
         assert held == list(each_event(queue))[: len(held)]
         assert len(held) >= standby.number > 0
         ballast.release()
-        until(lambda: standby.lag() == 0, lambda: standby.trouble)
-        assert standby.trouble is None
+        until(lambda: standby.lag() == 0 and standby.trouble is None, lambda: standby.trouble)
         with standby.promote(queue) as promoted:
             same(queue, promoted)
             work(promoted, 10)
