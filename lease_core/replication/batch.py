@@ -23,7 +23,10 @@ class Batch:
     """The id of the queue whose log this is, where the source says it."""
 
     meanwhile: Callable[[], None] | None = None
-    """Reads what comes after this batch. For a sink to call while it has nothing to do but wait for an answer."""
+    """Reads what comes after this batch. For a sink to call while it has nothing to do but wait for an answer.
+
+    It raises nothing, and takes as long as the source does.
+    """
 
     def __init__(self, events: Sequence[LeaseEvent]) -> None:
         if not events:

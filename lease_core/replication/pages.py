@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -13,6 +14,8 @@ from functools import partial
 from lease_core.replication.batch import Batch
 from lease_core.replication.contract import EventSource, good_events
 from lease_core.replication.errors import HistoryDiffers
+
+logger = logging.getLogger(__name__)
 
 _ASK_THE_TIME_EVERY = 60.0
 _PAGES_AHEAD = 2  # a disk takes its time unevenly: with one page ahead either side would often wait for the other
@@ -82,16 +85,10 @@ class Pages:
         if self._ahead and self._ahead[0][0] != number:
             self._let_go_ahead()
         read = self._ahead.popleft()[1].result() if self._ahead else None
-        if read is None:  # a page that was empty then may not be now
+        if read is None or self._ends_the_log(read):  # there may be more by now
             self._let_go_ahead()
             read = self._read(number)
-        if read is not None:
-            read.origin = self._origin
-        if read is None or len(read) < self._size:
-            return read
-        if not self._sealed:
-            read.meanwhile = partial(self._read_meanwhile, read.last)
-        else:
+        if self._sealed and read is not None and len(read) == self._size:
             if self._reader is None:
                 self._reader = ThreadPoolExecutor(1, thread_name_prefix="relay-read-ahead")
             while len(self._ahead) < _PAGES_AHEAD:
@@ -101,16 +98,20 @@ class Pages:
         return read
 
     def _read_meanwhile(self, number: int) -> None:
-        """Have the page above ``number`` at hand. Raises nothing: whoever takes the page gets the error."""
-        with self._lock:
-            if self._ahead or self._at_hand(number) is not None:
-                return
-            page: Future[Batch | None] = Future()
-            try:
-                page.set_result(self._read(number))
-            except Exception as error:
-                page.set_exception(error)
-            self._ahead.append((number, page))
+        """Have the page above ``number`` at hand, if it is full: there may be more of another by the time it is needed.
+
+        Raises nothing, and waits for no other sink's reading: what is not read here is read when it is asked for.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            page = self._read(number) if self._at_hand(number) is None else None
+            if page is not None and len(page) == self._size:
+                self._pages.appendleft(page)
+        except Exception as error:
+            logger.debug("the page after %d could not be read meanwhile: %s", number, error)
+        finally:
+            self._lock.release()
 
     def _read_on(self, number: int, before: Future[Batch | None] | None) -> Batch | None:
         """The page above ``number``, unless the one before it, which this thread has read, ends the log."""
@@ -156,6 +157,14 @@ class Pages:
         return None
 
     def _read(self, number: int) -> Batch | None:
+        page = self._read_page(number)
+        if page is not None:
+            page.origin = self._origin
+            if not self._sealed and len(page) == self._size:
+                page.meanwhile = partial(self._read_meanwhile, page.last)
+        return page
+
+    def _read_page(self, number: int) -> Batch | None:
         if self._payload is not None and (namespace := self.namespace()) is not None:
             payload, count = self._payload(number, self._size)
             if not count:

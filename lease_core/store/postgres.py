@@ -70,7 +70,7 @@ _EXPECTATION_FAILED = "22P02"
 # written for an index, so anything else is never right.
 _SETTINGS = """
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_bitmapscan = off;
-    SET jit = off; SET plan_cache_mode = force_generic_plan;
+    SET jit = off; SET plan_cache_mode = force_generic_plan; SET client_encoding = 'UTF8';
     SET idle_in_transaction_session_timeout = '60s'
 """
 

@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from lease_core import LeaseQueue, WorkItem
 from lease_core.store.wire import Wire
 
 LISTS: list[tuple[str, list[Any]]] = [
@@ -45,3 +46,15 @@ def test_lists_between_other_values(wire: Wire) -> None:
 def test_a_number_that_is_too_large_is_an_error_of_the_driver(wire: Wire) -> None:
     with pytest.raises(psycopg.Error):
         wire.exchange([("SELECT $1::bigint[]", ([2**64],))])
+
+
+def test_texts_are_what_they_were_whatever_encoding_the_client_prefers(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    items = [WorkItem("täst", f"é{n}", request_id=f"ré{n}") for n in range(2)]
+    with LeaseQueue.open(postgres_url, auto_migrate=True) as queue:
+        queue.enqueue(items)
+        assert [lease.item for lease in queue.lease("w", limit=2)] == items
+        assert [receipt.duplicate for receipt in queue.enqueue(items[:1])] == [True]
+        assert [event.item.resource_id for event in queue.events() if event.item] == ["é0", "é1"] * 2

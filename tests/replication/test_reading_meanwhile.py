@@ -80,6 +80,44 @@ def test_sinks_side_by_side_read_each_page_once(queue: LeaseQueue) -> None:
     assert len(reads) <= 4 + 2  # the end of the log may be looked for by each
 
 
+def test_what_was_read_meanwhile_is_not_mistaken_for_all_there_is(queue: LeaseQueue) -> None:
+    work(queue, 5)
+    story: list[tuple[str, int]] = []
+
+    class Slow(Asking):
+        def deliver(self, batch: Batch) -> None:
+            super().deliver(batch)
+            if batch.first == 1:
+                work(queue, 20)  # before the answer comes there is much more
+
+    sink = Slow(story)
+    Relay(Source(queue, story), sink, rules=TENS, checkpoints=queue, interval=60).run_once()
+    assert sink.numbers == list(range(1, 76))
+    assert [number for what, number in story if what == "sent"] == list(range(1, 76, 10))
+
+
+def test_a_log_that_was_away_only_meanwhile_is_no_failure_of_the_sink(queue: LeaseQueue) -> None:
+    work(queue, 10)
+    story: list[tuple[str, int]] = []
+    source, sink = Source(queue, story), Asking(story)
+    source.failures = [10]
+    [status] = Relay(source, sink, rules=TENS, checkpoints=queue).run_once()
+    assert (status.state, status.failures_in_a_row, status.position) == ("running", 0, 30)
+
+
+def test_sinks_far_apart_do_not_throw_away_what_the_other_has_read(queue: LeaseQueue) -> None:
+    work(queue, 100)
+    story: list[tuple[str, int]] = []
+    ahead, behind = Asking(story, "ahead"), Asking(story, "behind")
+    Relay(Source(queue, story), ahead, rules=TENS, checkpoints=queue).run_once(max_batches=15)
+    story.clear()
+    relay = Relay(Source(queue, story), [ahead, behind], rules=TENS, checkpoints=queue)
+    for _ in range(10):
+        relay.run_once(max_batches=1)
+    assert (ahead.numbers[-1], behind.numbers[-1]) == (250, 100)
+    assert len([number for what, number in story if what == "read"]) <= 10 + 10 + 2
+
+
 @pytest.mark.parametrize("size", [7, 1_000])
 def test_an_endpoint_is_told_the_length_of_what_comes(queue: LeaseQueue, endpoint: HttpEndpoint, size: int) -> None:
     work(queue, 10)

@@ -65,6 +65,7 @@ class _Essence(msgspec.Struct, rename="camel", gc=False):
 
 
 _decoder = msgspec.json.Decoder(_Essence)
+_UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
 @lru_cache(maxsize=256)
@@ -93,14 +94,15 @@ def check(source: str, batch: Any, lines: bytes) -> Offer | Verdict:
 
 
 def _is_as_it_should_be(namespace: str, first: int, last: int, lines: bytes) -> bool:
-    # a line feed for each event, and an event for each line feed: none has one within, and no line is blank
-    if not lines.endswith(b"\n") or len(BytesIO(lines).readlines()) != last - first + 1:
+    each = BytesIO(lines).readlines()
+    if len(each) != last - first + 1 or not lines.endswith(b"\n"):
         return False
     try:
-        found = _decoder_of(namespace).decode_lines(lines)
-    except (msgspec.DecodeError, UnicodeError):
+        # line by line: all at once, two on one line and a blank one would pass for two lines
+        found = list(map(_decoder_of(namespace).decode, each))
+    except _UNREADABLE:
         return False
-    return [each.sequence_number for each in found] == list(range(first, last + 1))
+    return [event.sequence_number for event in found] == list(range(first, last + 1))
 
 
 def _whats_wrong(namespace: str, first: int, last: int, lines: bytes) -> Verdict:
@@ -120,7 +122,7 @@ def _whats_wrong_with(line: bytes, namespace: str, number: int) -> str:
         if (event.sequence_number, event.namespace) != (number, namespace):
             return f"event {event.sequence_number} of {event.namespace} stands where {number} should"
         _decoder_of(namespace).decode(line)  # which also looks at names that are followed by others
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except _UNREADABLE as error:
         return f"not an event: {error}"
     return ""
 
