@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,4 +46,4 @@ def test_what_is_refused_is_told_and_what_is_taken_is_good(lines: bytes) -> None
 
 
 def test_a_good_batch_is_an_offer() -> None:
-    assert check("a", batch(9, 12), GOOD) == Offer("a", "n", 9, 12, GOOD)
+    assert check("a", batch(9, 12), GOOD) == Offer("a", "n", 9, 12, GOOD, sha256(GOOD).digest())

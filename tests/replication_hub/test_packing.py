@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lease_core.replication.hub.packing import PLAIN, ZLIB, ZSTD, pack, unpack
+from lease_core.replication.hub.packing import PLAIN, ZLIB, ZSTD, pack_all, unpack
 
 LINES = b"".join(b'{"namespace":"main","sequenceNumber":%d,"type":"Enqueued"}\n' % number for number in range(1_000))
 
@@ -17,14 +17,14 @@ LINES = b"".join(b'{"namespace":"main","sequenceNumber":%d,"type":"Enqueued"}\n'
     ("lines", "how"), [(b"", PLAIN), (LINES[:100], PLAIN), (LINES, ZSTD), (os.urandom(100_000), PLAIN)]
 )
 def test_lines_come_back_as_they_were(lines: bytes, how: int) -> None:
-    packing, stored = pack(lines)
+    packing, stored = pack_all([lines])[0]
     assert packing == how
     assert len(stored) <= len(lines)
     assert unpack(packing, stored) == lines
 
 
 def test_events_take_a_fraction_of_their_size() -> None:
-    assert len(pack(LINES)[1]) < len(LINES) / 10
+    assert len(pack_all([LINES])[0][1]) < len(LINES) / 10
 
 
 def test_what_the_first_hubs_stored_is_still_read() -> None:
@@ -33,7 +33,7 @@ def test_what_the_first_hubs_stored_is_still_read() -> None:
 
 @pytest.mark.parametrize("packing", [ZLIB, ZSTD])
 def test_damage_is_an_error_and_not_other_lines(packing: int) -> None:
-    stored = zlib.compress(LINES, 1) if packing == ZLIB else pack(LINES)[1]
+    stored = zlib.compress(LINES, 1) if packing == ZLIB else pack_all([LINES])[0][1]
     for damaged in (stored[:-5], b"", b"\x00" + stored[1:]):
         with pytest.raises(ValueError, match=r"\w"):
             unpack(packing, damaged)
@@ -41,5 +41,5 @@ def test_damage_is_an_error_and_not_other_lines(packing: int) -> None:
 
 def test_many_threads_pack_at_once() -> None:
     with ThreadPoolExecutor(8) as pool:
-        packed = list(pool.map(lambda number: pack(LINES * number), range(1, 20)))
+        packed = list(pool.map(lambda number: pack_all([LINES * number])[0], range(1, 20)))
     assert [unpack(*each) for each in packed] == [LINES * number for number in range(1, 20)]

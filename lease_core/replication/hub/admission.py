@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from io import BytesIO
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
-
-from lease_core.replication.hub.packing import pack
 
 Outcome = Literal["STORED", "MISSING", "REWRITES_HISTORY", "INVALID", "UNAVAILABLE"]
 
@@ -30,29 +28,26 @@ class Verdict:
     stored: int = 0
 
 
-class Packed(NamedTuple):
-    """Lines as they are stored, and their SHA-256."""
-
-    digest: bytes
-    packing: int
-    stored: bytes
-
-
 @dataclass(frozen=True)
 class Offer:
-    """A batch that is what it says it is. ``begins`` allows it to be the first, whatever its number."""
+    """A batch that is what it says it is. ``begins`` allows it to be the first, whatever its number.
+
+    ``digest`` is the SHA-256 of its lines. Who checks a batch takes it too, since hashing is when another thread can
+    have the interpreter: a check alone would keep the one that stores waiting all the time.
+    """
 
     source: str
     namespace: str
     first: int
     last: int
     lines: bytes
+    digest: bytes
     begins: bool = False
 
-    @cached_property
-    def packed(self) -> Packed:
-        """Made when it is first asked for, which any thread may do."""
-        return Packed(hashlib.sha256(self.lines).digest(), *pack(self.lines))
+    def above(self, number: int) -> Offer:
+        """What is left of it above event ``number``, which is one of its own."""
+        rest = b"\n".join(self.lines.split(b"\n")[number - self.first + 1 :])
+        return replace(self, first=number + 1, lines=rest, digest=hashlib.sha256(rest).digest())
 
 
 class _Essence(msgspec.Struct, rename="camel", gc=False):
@@ -90,7 +85,7 @@ def check(source: str, batch: Any, lines: bytes) -> Offer | Verdict:
         return Verdict("INVALID", reason=f"first, last: not numbers of events ({first} to {last})")
     if not _is_as_it_should_be(namespace, first, last, lines):
         return _whats_wrong(namespace, first, last, lines)
-    return Offer(source, namespace, first, last, lines, batch.begins)
+    return Offer(source, namespace, first, last, lines, hashlib.sha256(lines).digest(), batch.begins)
 
 
 def _is_as_it_should_be(namespace: str, first: int, last: int, lines: bytes) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from lease_core.errors import InvalidInput
@@ -14,15 +15,26 @@ _TOO_SMALL = 512
 _each_thread = threading.local()  # what packs must not be used by two at once
 
 
-def pack(lines: bytes) -> tuple[int, bytes]:
-    """How the lines are packed, and the bytes: as they came, where packing makes nothing of them smaller."""
-    if len(lines) < _TOO_SMALL:
-        return PLAIN, lines
+def pack_all(batches: Sequence[bytes]) -> list[tuple[int, bytes]]:
+    """How each batch of lines is packed, and the bytes: as they came, where packing makes nothing of them smaller.
+
+    All are packed in one go, without the interpreter: a thread that packed one after the other would wait for it
+    after each.
+    """
+    large = [lines for lines in batches if len(lines) >= _TOO_SMALL]
+    packed = iter(_packer().multi_compress_to_buffer(large) if large else ())
+    return [_smaller(lines, next(packed)) if len(lines) >= _TOO_SMALL else (PLAIN, lines) for lines in batches]
+
+
+def _smaller(lines: bytes, packed: Any) -> tuple[int, bytes]:
+    return (ZSTD, packed.tobytes()) if len(packed) < len(lines) else (PLAIN, lines)
+
+
+def _packer() -> Any:
     packer = getattr(_each_thread, "packer", None)
     if packer is None:
         packer = _each_thread.packer = zstandard().ZstdCompressor(level=1)
-    packed: bytes = packer.compress(lines)
-    return (ZSTD, packed) if len(packed) < len(lines) else (PLAIN, lines)
+    return packer
 
 
 def unpack(packing: int, stored: bytes) -> bytes:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from lease_core.replication.errors import CorruptCopy
 from lease_core.replication.hub.admission import Offer, Verdict, first_difference
-from lease_core.replication.hub.packing import unpack, zstandard
+from lease_core.replication.hub.packing import pack_all, unpack, zstandard
 from lease_core.replication.hub.retention import check_number, check_position, prune_some, pruned
 from lease_core.replication.hub.schema import batches, cursors, heads, make_tables, open_database, streams
 from lease_core.replication.sealed import Seal
@@ -98,6 +98,7 @@ class HubStore:
 
     def append(self, offers: Sequence[Offer]) -> list[Verdict]:
         """Store what can be stored, in one transaction that is durable on return. Either all verdicts hold or none."""
+        packed = pack_all([offer.lines for offer in offers])  # before anything is locked
         try:
             with self._writer.begin() as connection:
                 head = connection.exec_driver_sql(self._statements.lock_head).scalar()
@@ -105,7 +106,7 @@ class HubStore:
                     self._ends.clear()
                 group = _Group(connection, int(head or 0))
                 before = group.head
-                verdicts = [self._admit(group, offer) for offer in offers]
+                verdicts = [self._admit(group, offer, how) for offer, how in zip(offers, packed, strict=True)]
                 self._write_rows(group)
                 if group.head != before:
                     moved = [(end.last, end.sha256, end.stream) for end in group.moved.values()]
@@ -117,7 +118,7 @@ class HubStore:
         self._head = group.head
         return verdicts
 
-    def _admit(self, group: _Group, offer: Offer) -> Verdict:
+    def _admit(self, group: _Group, offer: Offer, packed: tuple[int, bytes]) -> Verdict:
         end = self._end(group.connection, offer.source, offer.namespace)
         if end is None:
             if offer.first > 1 and not offer.begins:
@@ -139,16 +140,16 @@ class HubStore:
                 return Verdict("REWRITES_HISTORY", end.last + 1, said, differs)
             if offer.last <= end.last:
                 return Verdict("STORED", end.last + 1)
-            offer = _after(offer, end.last)
-        return self._insert(group, end, offer)
+            offer = offer.above(end.last)
+            (packed,) = pack_all([offer.lines])
+        return self._insert(group, end, offer, packed)
 
-    def _insert(self, group: _Group, end: End, offer: Offer) -> Verdict:
+    def _insert(self, group: _Group, end: End, offer: Offer, packed: tuple[int, bytes]) -> Verdict:
         count = offer.last - offer.first + 1
-        digest, packing, stored = offer.packed
-        seal = Seal(offer.namespace, offer.first, offer.last, count, end.sha256).over_digest(digest)
+        seal = Seal(offer.namespace, offer.first, offer.last, count, end.sha256).over_digest(offer.digest)
         group.head += count
         size = len(offer.lines)
-        row = (group.head, end.stream, offer.first, offer.last, seal.previous, seal.sha256, size, packing, stored)
+        row = (group.head, end.stream, offer.first, offer.last, seal.previous, seal.sha256, size, *packed)
         group.rows.append(row)
         end = replace(end, last=offer.last, sha256=seal.sha256)
         self._ends[end.source, end.namespace] = group.moved[end.stream] = end
@@ -282,12 +283,6 @@ class HubStore:
             if kept is None:
                 connection.execute(sa.insert(cursors).values(owner=owner, reader=reader, position=position))
             return position if kept is None else int(kept)
-
-
-def _after(offer: Offer, number: int) -> Offer:
-    """What is left of the offer above ``number``."""
-    rest = b"\n".join(offer.lines.split(b"\n")[number - offer.first + 1 :])
-    return replace(offer, first=number + 1, lines=rest)
 
 
 def _fitting(sizes: Sequence[int]) -> int:

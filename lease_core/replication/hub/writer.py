@@ -6,23 +6,25 @@ import asyncio
 import logging
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from lease_core.replication.hub.admission import Offer, Packed, Verdict
+from lease_core.replication.hub.admission import Offer, Verdict
 from lease_core.replication.hub.schema import why
 from lease_core.replication.hub.store import HubStore
 from lease_core.replication.hub.telemetry import HubTelemetry
 
 logger = logging.getLogger(__name__)
 
+_PATIENCE = 0.004
+"""Seconds in which another batch comes from a source that has more to send."""
+
 
 class _Waiting(NamedTuple):
-    """An offer that is being packed, or waits to be stored."""
+    """An offer that waits to be stored."""
 
     offer: Offer
-    packed: Future[Packed]
     verdict: asyncio.Future[Verdict]
 
 
@@ -30,10 +32,10 @@ class Writer:
     """The only one that appends. Offers of one stream are stored in the order in which they are made.
 
     No more than ``most_pending`` bytes wait at any time, one offer excepted: who offers more is made to wait, and does
-    not read from its source meanwhile. A commit has about ``group_bytes``, or half of what waits if that is more: less
-    than sources keep under way, so that the next batches arrive and are checked while these are stored. Threads of
-    their own pack offers as soon as they come: hashing and packing leave the interpreter to others, and the one that
-    stores would wait for it each time.
+    not read from its source meanwhile. A source that waits for each answer gets it as soon as can be. Where sources
+    keep several batches under way, a commit waits until half of them have come, so that one half arrives and is
+    checked while the other is stored, and a commit is paid for by many; it has about ``group_bytes``, or half of what
+    waits if that is more.
     """
 
     def __init__(
@@ -44,11 +46,12 @@ class Writer:
         self._group_bytes, self._most_pending = group_bytes, most_pending
         self._waiting: deque[_Waiting] = deque()
         self._pending = 0
-        self._work, self._room = asyncio.Event(), asyncio.Event()
+        self._under_way = self._most_under_way = 0  # batches that were offered and not answered; at most, of late
+        self._work, self._enough, self._room = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._room.set()
         self._stored = asyncio.Condition()
         self._stopping = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hub-writer")
-        self._packers = ThreadPoolExecutor(2, thread_name_prefix="hub-packer")
         self._task = asyncio.create_task(self._run())
         self.events = 0
         self.commits = 0
@@ -63,11 +66,16 @@ class Writer:
         size = len(offer.lines)
         while self._pending and self._pending + size > self._most_pending:
             self._room.clear()
+            self._enough.set()
             await self._room.wait()
         verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(offer, self._packers.submit(lambda: offer.packed), verdict))
+        self._waiting.append(_Waiting(offer, verdict))
         self._pending += size
+        self._under_way += 1
+        self._most_under_way = max(self._most_under_way, self._under_way)
         self._work.set()
+        if self._has_enough():
+            self._enough.set()
         return verdict
 
     async def wait_for_more(self, seen: int, timeout: float) -> None:
@@ -92,13 +100,14 @@ class Writer:
         """Store what was offered, then stop."""
         self._stopping = True
         self._work.set()
+        self._enough.set()
         await self._task
-        self._packers.shutdown(wait=True)
         self._thread.shutdown(wait=True)
 
     async def _run(self) -> None:
         while True:
             await self._work.wait()
+            await self._gather()
             group = self._take()
             if not group and self._stopping:
                 return
@@ -113,8 +122,30 @@ class Writer:
                 if not each.verdict.done():
                     each.verdict.set_result(verdict)
             self._pending -= sum(len(offer.lines) for offer in offers)
+            self._under_way -= len(offers)
             self._room.set()
             await self.wake()
+
+    async def _gather(self) -> None:
+        """Wait for half of what sources keep under way, as long as any of it comes."""
+        while not self._has_enough():
+            seen = len(self._waiting)
+            self._enough.clear()
+            try:
+                async with asyncio.timeout(_PATIENCE):
+                    await self._enough.wait()
+            except TimeoutError:
+                if len(self._waiting) == seen:
+                    self._most_under_way = self._under_way
+                    return
+
+    def _has_enough(self) -> bool:
+        return (
+            len(self._waiting) >= self._most_under_way // 2
+            or self._pending >= self._group_bytes
+            or not self._room.is_set()
+            or self._stopping
+        )
 
     def _take(self) -> list[_Waiting]:
         group: list[_Waiting] = []
@@ -127,7 +158,7 @@ class Writer:
     async def _append(self, group: list[_Waiting]) -> list[Verdict]:
         offers = [each.offer for each in group]
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._thread, self._store_packed, group)
+            found = await asyncio.get_running_loop().run_in_executor(self._thread, self._store.append, offers)
         except Exception as error:  # nothing was stored: the sources are told, and come again
             logger.error("the hub cannot store: %s", why(error), exc_info=logger.isEnabledFor(logging.DEBUG))
             return [Verdict("UNAVAILABLE", reason=f"the hub cannot store ({why(error)})")] * len(offers)
@@ -137,8 +168,3 @@ class Writer:
             elif verdict.outcome == "STORED":
                 self.events += offer.last - offer.first + 1
         return found
-
-    def _store_packed(self, group: list[_Waiting]) -> list[Verdict]:
-        for each in group:
-            each.packed.result()  # waited for here, so that the thread that listens is not woken for each of them
-        return self._store.append([each.offer for each in group])
