@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -76,25 +77,41 @@ def pieces(
 def _laid_out(columns: list[Column], n: int) -> list[bytes]:
     """The columns as ``n`` rows, row after row: by runs in which only the last three digits of any number change."""
     found: list[bytes] = []
-    counting = [column for column in columns if isinstance(column, range | Depths)]
+    counting = [column for column in columns if isinstance(column, (range, Depths))]
     start = 0
     while start < n:
         end = min([n, *(start + _alike(column, start) for column in counting)])
-        row: list[Piece] = [b""]
-        varying: list[tuple[int, Sequence[Piece]]] = []
-        for column in columns:
-            for part in _run(column, start, end):
-                if isinstance(part, bytes):
-                    row[-1] += part
-                else:
-                    varying.append((len(row), part))
-                    row += (b"", b"")
-        table = row * (end - start)
-        for place, part in varying:
-            table[place :: len(row)] = part
-        found.append(b"".join(table))
+        found += _joined([part for column in columns for part in _run(column, start, end)], end - start)
         start = end
     return found
+
+
+def _joined(parts: list[bytes | Sequence[Piece]], n: int) -> tuple[bytes, ...]:
+    """Rows of parts that are the same in each or that each has one of.
+
+    The end of a row and the beginning of the next are one piece: what this takes, it takes by the piece.
+    """
+    head, row = b"", [b""]
+    varying: list[tuple[int, Sequence[Piece]]] = []
+    for part in parts:
+        if isinstance(part, bytes):
+            row[-1] += part
+            continue
+        if not varying:
+            head = row.pop()
+        elif not row[-1]:
+            row.pop()
+        varying.append((len(row), part))
+        row += (b"", b"")
+    if not varying:
+        return (row[0] * n,)
+    tail = row[-1]
+    row[-1] += head
+    table: list[Piece] = row * n
+    for place, part in varying:
+        table[place :: len(row)] = part
+    table[-1] = tail
+    return head, b"".join(table)
 
 
 def _alike(column: range | Depths, start: int) -> int:
@@ -114,14 +131,28 @@ def _run(column: Column, start: int, end: int) -> Sequence[bytes | Sequence[Piec
     if isinstance(column, bytes):
         return (column,)
     if isinstance(column, Depths):
-        return (column.field, *_run(column.numbers, start, end)) if column.numbers[start] else ()
+        number = column.numbers[start]
+        if 0 < number < 1_000:
+            return (_span(_depths(column.field), column.numbers, start, end),)
+        return (column.field, *_run(column.numbers, start, end)) if number else ()
     if not isinstance(column, range):
         return (column[start:end],)
-    number, step = column[start], column.step
-    last = number % 1_000
-    stop = last + step * (end - start)
-    digits = (_DIGITS if number < 1_000 else _LAST_DIGITS)[last : None if stop < 0 else stop : step]
-    return (digits,) if number < 1_000 else (b"%d" % (number // 1_000), digits)
+    number = column[start]
+    if number < 1_000:
+        return (_span(_DIGITS, column, start, end),)
+    return b"%d" % (number // 1_000), _span(_LAST_DIGITS, column, start, end)
+
+
+def _span(written: list[bytes], numbers: range, start: int, end: int) -> list[bytes]:
+    """What is written for some numbers, of which the last three digits say where it is."""
+    first, step = numbers[start] % 1_000, numbers.step
+    stop = first + step * (end - start)
+    return written[first : None if stop < 0 else stop : step]
+
+
+@cache
+def _depths(field: bytes) -> list[bytes]:
+    return [field + digits for digits in _DIGITS]
 
 
 def _columns(namespace: str, number: int, at: bytes, version: int, entry: _Entry, begin: int, end: int) -> list[Column]:
@@ -140,7 +171,12 @@ def _columns(namespace: str, number: int, at: bytes, version: int, entry: _Entry
             columns += (b',"token":{"sequenceId":', ids, proof, fences, b"}")
     columns += _item(entry, begin, end)
     result = None if entry.result is msgspec.UNSET else msgspec.json.decode(entry.result)
-    columns.append(_fields(error=entry.error, peerId=entry.peer, principal=entry.principal, result=result))
+    columns.append(
+        _field(b',"error":', entry.error)
+        + _field(b',"peerId":', entry.peer)
+        + _field(b',"principal":', entry.principal)
+        + _field(b',"result":', result)
+    )
     columns += _depth(b',"pending":', entry.pending, entry.pending_step, begin, end)
     columns += _depth(b',"active":', entry.active, entry.active_step, begin, end)
     columns.append(_rest(entry, version))
@@ -148,17 +184,18 @@ def _columns(namespace: str, number: int, at: bytes, version: int, entry: _Entry
 
 
 def _rest(entry: Entry, version: int) -> bytes:
-    fields = _fields(
-        expiresAt=_moment(entry.expires_at),
-        availableAt=_moment(entry.available_at),
-        enqueuedAt=_moment(entry.enqueued_at),
-        requeued=entry.requeued,
-        attempt=entry.attempt if entry.used is None else entry.used,
-        errors=entry.errors or None,
-        metadata=entry.metadata or None,
-        schemaVersion=version,
+    return b"".join(
+        (
+            _field(b',"expiresAt":', _moment(entry.expires_at)),
+            _field(b',"availableAt":', _moment(entry.available_at)),
+            _field(b',"enqueuedAt":', _moment(entry.enqueued_at)),
+            _field(b',"requeued":', entry.requeued),
+            _field(b',"attempt":', entry.attempt if entry.used is None else entry.used),
+            _field(b',"errors":', entry.errors or None),
+            _field(b',"metadata":', entry.metadata or None),
+            b',"schemaVersion":%d}\n' % version,
+        )
     )
-    return fields + b"}\n"
 
 
 def _depth(field: bytes, before: int, step: int, begin: int, end: int) -> list[Column]:
@@ -203,10 +240,8 @@ def _texts(field: bytes, written: msgspec.Raw | msgspec.UnsetType, n: int, begin
     return [field, list(map(_encode, values))]
 
 
-def _fields(**values: Any) -> bytes:
-    return b"".join(
-        b',"%b":%b' % (name.encode(), _encode(value)) for name, value in values.items() if value is not None
-    )
+def _field(name: bytes, value: Any) -> bytes:
+    return b"" if value is None else name + _encode(value)
 
 
 def _moment(micros: int | None) -> datetime | None:
