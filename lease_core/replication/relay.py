@@ -54,7 +54,7 @@ class Relay:
         size = max(each.batch_size for each in by_name.values())
         sealed = any(getattr(sink, "sealed", False) for sink in listed)
         # for each sink the page that it is at and the one after it
-        self._pages = pages = Pages(queue, size, max(4, 2 * len(listed)), interval, sealed=sealed)
+        self._pages = pages = Pages(queue, size, 2 * len(listed), interval, sealed=sealed)
         telemetry = Telemetry(meter)
         self._interval = interval
         self._stop = threading.Event()
