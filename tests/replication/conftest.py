@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lease_core import LeaseQueue, WorkItem
+from tests.servers.gcs import GcsServer
 from tests.servers.http_endpoint import HttpEndpoint
 from tests.servers.nats import NatsServer
 from tests.servers.s3 import S3Server
@@ -26,6 +27,19 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
 def s3_server() -> Iterator[S3Server]:
     with S3Server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def gcs_server(s3_server: S3Server) -> Iterator[GcsServer]:
+    with GcsServer(s3_server) as server:
+        yield server
+
+
+@pytest.fixture
+def gcs_bucket(gcs_server: GcsServer) -> Callable[[], dict[str, Any]]:
+    """The same as ``bucket`` in Google's store."""
+    url = gcs_server.make_bucket(f"bucket-{uuid.uuid4().hex[:12]}") + "/some/prefix"
+    return lambda: {"url": url, "options": gcs_server.options, "client_options": gcs_server.client_options}
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def close(sink: Any) -> None:
         sink.close()
 
 
-@pytest.fixture(params=["memory", "jsonl", "local", "s3", "sqlite", "postgres", "http", "nats"])
+@pytest.fixture(params=["memory", "jsonl", "local", "s3", "gcs", "sqlite", "postgres", "http", "nats"])
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
     """A way to make the sink, and one to read what it holds."""
 
@@ -95,8 +95,8 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
         case "local":
             url = f"file://{tmp_path}/a b/objects"
             return (lambda: ObjectStoreSink(url)), reading(lambda: read_segments(url))
-        case "s3":
-            bucket = request.getfixturevalue("bucket")
+        case "s3" | "gcs":
+            bucket = request.getfixturevalue("bucket" if request.param == "s3" else "gcs_bucket")
             return (lambda: ObjectStoreSink(**bucket())), reading(lambda: read_segments(**bucket()))
         case "sqlite":
             url = f"sqlite:///{tmp_path}/copy.db"
@@ -158,9 +158,11 @@ def test_a_gap_is_not_papered_over(made: Made, queue: LeaseQueue) -> None:
 # Object store
 
 
+@pytest.mark.parametrize("store", ["bucket", "gcs_bucket"])
 def test_of_two_relays_at_once_the_store_keeps_one_chain(
-    bucket: Callable[[], dict[str, Any]], queue: LeaseQueue
+    store: str, request: pytest.FixtureRequest, queue: LeaseQueue
 ) -> None:
+    bucket: Callable[[], dict[str, Any]] = request.getfixturevalue(store)
     work(queue, 100)
     events = queue.events()
     from concurrent.futures import ThreadPoolExecutor
