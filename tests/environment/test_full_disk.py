@@ -22,6 +22,7 @@ from lease_core.replication import (
     RefusedEvents,
     Relay,
     Rules,
+    SinkStatus,
     SinkUnavailable,
     SqlSink,
     each_event,
@@ -56,18 +57,18 @@ def check_prefixes(copies: Copies, relay: Relay, queue: LeaseQueue) -> None:
         assert len(held) >= (status.position or 0), status
 
 
+def says_what_to_do(status: SinkStatus) -> bool:
+    """To be asked of one look at all: a sink that tries again may get something small into what room is left."""
+    said = str(status.error)
+    return status.state == "retrying" and "no space is left" in said and "free some" in said
+
+
 def check_filled(relay: Relay, queue: LeaseQueue, ballast: Ballast, copies: Copies, leave: int) -> None:
     """Fill the disk up, see every sink say so, then make room and see every sink with everything."""
     work(queue, 100)
     assert relay.wait_until(queue.stats().head, 60), relay.status()
     ballast.fill(leave)
-    until(
-        lambda: bool(work(queue, 100)) and all(each.state == "retrying" for each in relay.status()),
-        lambda: relay.status(),
-    )
-    for status in relay.status():
-        assert "no space is left" in str(status.error), status
-        assert "free some" in str(status.error), status
+    until(lambda: bool(work(queue, 100)) and all(map(says_what_to_do, relay.status())), relay.status)
     check_prefixes(copies, relay, queue)
     ballast.release()
     head = queue.stats().head
@@ -83,7 +84,7 @@ def relay_to_files(disk: Path, folder: Path) -> None:
     files, objects, database = disk / "files", f"file://{disk}/objects", f"sqlite:///{disk}/copy.db"
     sinks = [JsonlSink(files, max_bytes=60_000), ObjectStoreSink(objects), SqlSink(database)]
     copies: Copies = {
-        "jsonl": lambda: list(read_jsonl(files).read(strict=True)),
+        "jsonl": lambda: list(read_jsonl(files).read()),  # not strictly: a batch may be on its way again
         "objects": lambda: list(read_segments(objects).read()),
         "sql": lambda: list(read_sql(database, "resourcelease").read()),
     }
@@ -93,6 +94,7 @@ def relay_to_files(disk: Path, folder: Path) -> None:
             for leave in (0, 12_288, 40_960):
                 check_filled(relay, queue, Ballast(disk), copies, leave)
         assert not list(disk.rglob("*.torn")), "what did not fit is not evidence of anything"
+        assert list(read_jsonl(files).read(strict=True)) == list(each_event(queue))
         assert verify(read_jsonl(files), queue).ok
 
 
