@@ -177,6 +177,25 @@ def test_of_two_relays_at_once_the_store_keeps_one_chain(
     assert list(each_event(read_segments(**bucket()))) == events
 
 
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_of_two_that_write_to_one_table_each_goes_on_after_the_other(
+    database: str, request: pytest.FixtureRequest, tmp_path: Path, queue: LeaseQueue
+) -> None:
+    work(queue, 20)
+    events = queue.events()
+    url = f"sqlite:///{tmp_path}/copy.db" if database == "sqlite" else request.getfixturevalue("postgres_url")
+    one, other = SqlSink(url), SqlSink(url)
+    one.deliver(Batch(events[:10]))
+    other.deliver(Batch(events[:30]))
+    one.deliver(Batch(events[10:40]))  # which it thinks is next
+    other.deliver(Batch(events[30:35]))
+    other.deliver(Batch(events[35:]))
+    assert list(each_event(read_sql(url, "resourcelease"))) == events
+    assert one.position("resourcelease") == other.position("resourcelease") == len(events)
+    for sink in (one, other):
+        sink.close()
+
+
 def test_keys_sort_by_sequence_and_lie_below_the_prefix(tmp_path: Path, queue: LeaseQueue) -> None:
     work(queue, 50)
     events = queue.events()

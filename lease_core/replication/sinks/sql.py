@@ -41,6 +41,10 @@ copy_positions = sa.Table(
 )
 
 
+class _Moved(SinkUnavailable):
+    """The copy does not end where it did."""
+
+
 class SqlSink:
     """Writes each event as a row of ``omnirelay_copied_event``: its number, its JSON and a checksum.
 
@@ -57,22 +61,37 @@ class SqlSink:
         self._ready = False
         self._lock = threading.Lock()
         self._insert = insert_statement(self._engine, copied_events)
+        self._move_on = _move_statement(self._engine)
+        self._ends: dict[str, int] = {}  # where copies ended when last they were written to
 
     def deliver(self, batch: Batch) -> None:
-        with self._lock, _room(), self._begin() as connection:
-            position = self._position(connection, batch.namespace)
+        with self._lock, _room():
+            end = self._ends.pop(batch.namespace, None)
+            try:
+                self._ends[batch.namespace] = self._append(batch, end)
+            except _Moved:
+                if end is None:
+                    raise
+                self._ends[batch.namespace] = self._append(batch, None)
+
+    def _append(self, batch: Batch, position: int | None) -> int:
+        """Write what is not there yet, and give where the copy ends then. ``position`` is where, if that is known."""
+        with self._begin() as connection:
+            if position != batch.first - 1:
+                position = self._position(connection, batch.namespace)
             check_last(batch, position or 0, lambda number: self._event(connection, batch.namespace, number))
             rest = batch.after(position or 0)
             if rest is None:
-                return
+                return position or 0
             if position and rest.first != position + 1:
                 raise HistoryDiffers(f"the copy ends at event {position}, and {rest.first} does not follow it")
+            self._move(connection, rest.namespace, position, rest.last)
             rows = [
                 (self._source, rest.namespace, number, line, zlib.crc32(line.encode()))
                 for number, line in zip(rest.numbers, rest.lines, strict=True)
             ]
             connection.exec_driver_sql(self._insert, rows)
-            self._move(connection, rest.namespace, position, rest.last)
+        return rest.last
 
     def position(self, namespace: str) -> int | None:
         with self._lock, _room(), self._begin() as connection:
@@ -108,14 +127,8 @@ class SqlSink:
         """Move the position, unless another relay did: the whole delivery is then rolled back."""
         if old is None:
             connection.execute(copy_positions.insert().values(source=self._source, namespace=namespace, last=new))
-            return
-        moved = connection.execute(
-            copy_positions.update()
-            .where(*_of(copy_positions, self._source, namespace), copy_positions.c.last == old)
-            .values(last=new)
-        )
-        if moved.rowcount != 1:
-            raise sa.exc.InvalidRequestError("another relay is writing to the same copy")
+        elif connection.exec_driver_sql(self._move_on, (new, self._source, namespace, old)).rowcount != 1:
+            raise _Moved("another relay is writing to the same copy")
 
 
 @contextmanager
@@ -153,16 +166,29 @@ def open_engine(url: str | sa.URL) -> sa.Engine:
 
 def insert_statement(engine: sa.Engine, table: sa.Table) -> str:
     """The insert as the driver takes it, with a place for each value by position."""
-    mark = {"format": "%s", "pyformat": "%s", "qmark": "?"}.get(engine.dialect.paramstyle)
-    if mark is None:
-        columns = range(1, len(table.columns) + 1)
-        marks = ", ".join(
-            f":{column}" if engine.dialect.paramstyle == "numeric" else f"${column}" for column in columns
-        )
-    else:
-        marks = ", ".join([mark] * len(table.columns))
     names = ", ".join(column.name for column in table.columns)
-    return f"INSERT INTO {table.name} ({names}) VALUES ({marks})"
+    return f"INSERT INTO {table.name} ({names}) VALUES ({', '.join(_places(engine, len(table.columns)))})"
+
+
+def _move_statement(engine: sa.Engine) -> str:
+    new, source, namespace, old = _places(engine, 4)
+    return (
+        f"UPDATE {copy_positions.name} SET last = {new} "
+        f"WHERE source = {source} AND namespace = {namespace} AND last = {old}"
+    )
+
+
+def _places(engine: sa.Engine, count: int) -> list[str]:
+    """How a driver has places for values written, by position."""
+    match engine.dialect.paramstyle:
+        case "format" | "pyformat":
+            return ["%s"] * count
+        case "qmark":
+            return ["?"] * count
+        case "numeric":
+            return [f":{number}" for number in range(1, count + 1)]
+        case _:
+            return [f"${number}" for number in range(1, count + 1)]
 
 
 def _of(table: sa.Table, source: str, namespace: str) -> tuple[sa.ColumnElement[bool], ...]:
