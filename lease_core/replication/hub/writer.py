@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -47,6 +48,7 @@ class Writer:
         self._waiting: deque[_Waiting] = deque()
         self._pending = 0
         self._under_way = self._most_under_way = 0  # batches that were offered and not answered; at most, of late
+        self._offered_at = 0.0
         self._work, self._enough, self._room = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._room.set()
         self._stored = asyncio.Condition()
@@ -72,6 +74,7 @@ class Writer:
         self._waiting.append(_Waiting(offer, verdict))
         self._pending += size
         self._under_way += 1
+        self._offered_at = time.monotonic()
         self._most_under_way = max(self._most_under_way, self._under_way)
         self._work.set()
         if self._has_enough():
@@ -129,15 +132,14 @@ class Writer:
     async def _gather(self) -> None:
         """Wait for half of what sources keep under way, as long as any of it comes."""
         while not self._has_enough():
-            seen = len(self._waiting)
+            patience = self._offered_at + _PATIENCE - time.monotonic()
+            if patience <= 0:
+                self._most_under_way = self._under_way
+                return
             self._enough.clear()
-            try:
-                async with asyncio.timeout(_PATIENCE):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
                     await self._enough.wait()
-            except TimeoutError:
-                if len(self._waiting) == seen:
-                    self._most_under_way = self._under_way
-                    return
 
     def _has_enough(self) -> bool:
         return (
