@@ -1,8 +1,8 @@
 """The hub: batches streamed in and made durable, against a bare gRPC stream of the same batches that stores nothing.
 
 Client and messages are the same for both, servers are processes of their own, and both keep up to 32 batches under way
-in each stream. Every source sends the same log under its own name. A hub is new in every round, while the bare server
-is not, so each hub first gets a few batches that do not count.
+in each stream. Every source sends the same log under its own name, which is another one in every round: both servers
+serve all rounds, as they would for months. The first round only warms them up.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 INGEST_RATIO = 0.35
 WINDOW = 32
-WARM = 10
 
 
 def run(scratch: Path, quick: bool, console: Console, results: Path) -> None:
@@ -47,22 +46,25 @@ def hub_ingest(bench: Bench) -> None:
     size = 60 if bench.quick else 240
     with stores.postgres(bench.scratch / "postgres-hub") as databases, bare_server() as bare:
         for store in ("SQLite", "PostgreSQL"):
-            for sources in (1, 4):
-                ours, theirs = [], []
-                for number in range(bench.rounds + 1):
-                    batches = bench.batches[: size // sources]
-                    place = bench.scratch / f"hub-{next(bench.numbers)}"
-                    url = f"sqlite:///{place}.db" if store == "SQLite" else fresh_postgres(databases)
-                    with hub_server(url, place.with_suffix(".log")) as address:
-                        ingest_rate(address, batches[:WARM], 1, "warm-up")
-                        stored = ingest_rate(address, batches, sources)
-                    streamed = ingest_rate(bare, batches, sources)
-                    if number:  # the first round only warms up
-                        ours.append(stored)
-                        theirs.append(streamed)
-                many = "one source" if sources == 1 else f"{sources} sources"
-                name = f"hub ingest, {many}, {store}, against a bare stream"
-                bench.record(name, ours, theirs, INGEST_RATIO)
+            place = bench.scratch / f"hub-{next(bench.numbers)}"
+            url = f"sqlite:///{place}.db" if store == "SQLite" else fresh_postgres(databases)
+            with hub_server(url, place.with_suffix(".log")) as hub:
+                for sources in (1, 4):
+                    many = "one source" if sources == 1 else f"{sources} sources"
+                    ours, theirs = contest(hub, bare, bench.batches[: size // sources], sources, bench.rounds)
+                    bench.record(f"hub ingest, {many}, {store}, against a bare stream", ours, theirs, INGEST_RATIO)
+
+
+def contest(hub: str, bare: str, batches: list[Batch], sources: int, rounds: int) -> tuple[list[float], list[float]]:
+    """Events a second at the hub and at the bare server, which take turns."""
+    rates: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds + 1):
+        stored = ingest_rate(hub, batches, sources, f"{sources}-at-once-{number}")
+        streamed = ingest_rate(bare, batches, sources)
+        if number:  # the first round only warms up
+            rates[0].append(stored)
+            rates[1].append(streamed)
+    return rates
 
 
 def fresh_postgres(databases: stores.PostgresDatabases) -> str:

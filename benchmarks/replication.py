@@ -70,14 +70,14 @@ Contest = tuple[str, int, Make, Bare, Callable[[Path], Sink]]
 class Bench:
     """One run: a log to replicate, the servers, and what was measured."""
 
-    def __init__(self, scratch: Path, quick: bool, console: Console, stack: ExitStack) -> None:
+    def __init__(self, scratch: Path, quick: bool, console: Console, stack: ExitStack, items: int = 40_000) -> None:
         self.scratch, self.quick, self.console, self.stack = scratch, quick, console, stack
         self.rounds = 3 if quick else 7
         self.rows: list[dict[str, Any]] = []
         self.targets: list[Target] = []
         self.numbers = itertools.count()
         self.queue = stack.enter_context(LeaseQueue.open(f"sqlite:///{scratch}/source.db"))
-        self.batches = self._fill(10_000 if quick else 40_000)
+        self.batches = self._fill(10_000 if quick else items)
 
     def _fill(self, items: int) -> list[Batch]:
         for start in range(0, items, 500):
@@ -109,7 +109,7 @@ class Bench:
 def run(scratch: Path, quick: bool, console: Console, results: Path, only: str = "replication") -> list[Target]:
     """Measure everything but the hub, or the hub only, show it and write it to ``results``."""
     with ExitStack() as stack:
-        bench = Bench(scratch, quick, console, stack)
+        bench = Bench(scratch, quick, console, stack, items=80_000 if only == "hub" else 40_000)
         for part in (codec, sinks, queue_beside_a_relay) if only != "hub" else (hub_ingest,):
             part(bench)
         table = Table(title="Replication, events per second", title_justify="left", title_style="bold")
