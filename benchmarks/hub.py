@@ -59,7 +59,9 @@ def contest(hub: str, bare: str, batches: list[Batch], sources: int, rounds: int
     """Events a second at the hub and at the bare server, which take turns."""
     rates: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds + 1):
+        stores.rest()
         stored = ingest_rate(hub, batches, sources, f"{sources}-at-once-{number}")
+        stores.rest()
         streamed = ingest_rate(bare, batches, sources)
         if number:  # the first round only warms up
             rates[0].append(stored)

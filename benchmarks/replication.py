@@ -164,9 +164,9 @@ def sinks(bench: Bench) -> None:
         rates: tuple[list[float], list[float]] = ([], [])
         for number in range(bench.rounds + 1):
             place = bench.scratch / f"{name.replace(' ', '-')}-{next(bench.numbers)}"
-            rest()
+            stores.rest()
             bare = bare_rate(raw(place / "raw", made), batches)
-            rest()
+            stores.rest()
             relayed = relay_rate(bench, ours(place / "ours"), batches)
             if number:  # the first round only warms up
                 rates[0].append(relayed)
@@ -174,18 +174,15 @@ def sinks(bench: Bench) -> None:
         bench.record(f"relay to {name}, against its bare client", *rates, SINK_RATIO)
 
 
-def rest() -> None:
-    """Let the disk come to rest, which otherwise is busy for a while yet with what the other one wrote."""
-    os.sync()
-    time.sleep(0.2)
-
-
 def bare_rate(writing: Iterator[None], batches: list[Batch]) -> float:
     """Events a second, from the second batch on: connecting and making tables are not what is measured."""
     next(writing)
     started = time.perf_counter()
-    assert sum(1 for _ in writing) == len(batches) - 1
-    return sum(map(len, batches[1:])) / (time.perf_counter() - started)
+    written = sum(1 for _ in itertools.islice(writing, len(batches) - 1))
+    seconds = time.perf_counter() - started
+    assert written == len(batches) - 1
+    assert next(writing, "at its end") == "at its end"
+    return sum(map(len, batches[1:])) / seconds
 
 
 def relay_rate(bench: Bench, sink: Sink, batches: list[Batch]) -> float:

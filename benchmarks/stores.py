@@ -19,6 +19,12 @@ from tests.servers.postgres import PostgresEndpoint, PostgresServer
 POSTGRES_URL = "OMNIRELAY_TEST_POSTGRES_URL"
 
 
+def rest() -> None:
+    """Let the disk come to rest, which otherwise is busy for a while yet with what the last one wrote."""
+    os.sync()
+    time.sleep(0.2)
+
+
 class StoreOfDatabases(Protocol):
     def fresh(self, contender: type[Contender]) -> str:
         """A new database that the contender has prepared."""

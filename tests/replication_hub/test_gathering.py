@@ -104,6 +104,25 @@ def test_what_comes_alone_after_many_is_stored_and_remembered(tmp_path: Path, mo
     asyncio.run(run())
 
 
+def test_a_burst_is_forgotten_once_less_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However closely the batches after it follow each other: here there is never a gap that would end the waiting."""
+    monkeypatch.setattr(writing, "_PATIENCE", FOR_EVER)
+
+    async def run() -> None:
+        async with a_writer(tmp_path) as writer:
+            assert await all_are_stored(await offered(writer, 1, 64))
+            verdicts, number = [], 65
+            while writer._most_under_way > 2:
+                verdicts += await offered(writer, number, number)
+                number += 1
+                await asyncio.sleep(0.005)  # and with each commit fewer are waited for
+            assert number < 65 + 100
+            assert await all_are_stored(verdicts)
+            assert await all_are_stored(await offered(writer, number, number))
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("limits", [{"group_bytes": 400}, {"most_pending": 400}])
 def test_no_more_is_waited_for_than_there_is_room_for(
     limits: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

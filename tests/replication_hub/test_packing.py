@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -37,6 +39,19 @@ def test_damage_is_an_error_and_not_other_lines(packing: int) -> None:
     for damaged in (stored[:-5], b"", b"\x00" + stored[1:]):
         with pytest.raises(ValueError, match=r"\w"):
             unpack(packing, damaged)
+
+
+def test_many_are_packed_as_one_by_one() -> None:
+    batches = [LINES, b"", LINES[:100], os.urandom(5_000), LINES[:5_000]]
+    assert pack_all(batches) == [pack_all([each])[0] for each in batches]
+    assert pack_all([]) == []
+
+
+def test_a_library_that_is_not_compiled_packs_too() -> None:
+    program = 'from tests.replication_hub.test_packing import *; test_many_are_packed_as_one_by_one(); print("packed")'
+    environment = {**os.environ, "PYTHON_ZSTANDARD_IMPORT_POLICY": "cffi"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout == "packed\n", done.stderr
 
 
 def test_many_threads_pack_at_once() -> None:

@@ -69,8 +69,12 @@ def _gateway(behind: S3Server) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
             headers = {"content-length": str(len(body)), "authorization": _SOMEBODY}
             if (generation := self.headers.get("x-goog-if-generation-match")) is not None:
-                assert generation == "0", "only put-if-absent is translated"
+                if generation != "0":
+                    self.send_error(501, "only put-if-absent is translated")
+                    return
                 headers["if-none-match"] = "*"
+            if "range" in self.headers:
+                headers["range"] = self.headers["range"]
             connection = HTTPConnection(behind.endpoint.removeprefix("http://"))
             try:
                 connection.request(self.command, _as_s3_writes_it(self.path), body, headers)
@@ -80,9 +84,10 @@ def _gateway(behind: S3Server) -> type[BaseHTTPRequestHandler]:
                 connection.close()
             self.send_response(answer.status)
             for name, value in answer.getheaders():
-                if name.lower() not in _NOT_HANDED_ON | {"content-length"}:
+                if name.lower() not in _NOT_HANDED_ON:
                     self.send_header(name, value)
-            self.send_header("content-length", str(len(content)))
+            if "content-length" not in answer.headers:
+                self.send_header("content-length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
 

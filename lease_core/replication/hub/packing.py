@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lease_core.errors import InvalidInput
@@ -22,12 +22,19 @@ def pack_all(batches: Sequence[bytes]) -> list[tuple[int, bytes]]:
     after each.
     """
     large = [lines for lines in batches if len(lines) >= _TOO_SMALL]
-    packed = iter(_packer().multi_compress_to_buffer(large) if large else ())
+    packed = iter(_packed(large) if large else ())
     return [_smaller(lines, next(packed)) if len(lines) >= _TOO_SMALL else (PLAIN, lines) for lines in batches]
 
 
 def _smaller(lines: bytes, packed: Any) -> tuple[int, bytes]:
-    return (ZSTD, packed.tobytes()) if len(packed) < len(lines) else (PLAIN, lines)
+    return (ZSTD, bytes(packed)) if len(packed) < len(lines) else (PLAIN, lines)
+
+
+def _packed(large: list[bytes]) -> Iterable[Any]:
+    packer = _packer()
+    if "multi_compress_to_buffer" in zstandard().backend_features:
+        return packer.multi_compress_to_buffer(large)  # type: ignore[no-any-return]
+    return map(packer.compress, large)  # where the library is not compiled
 
 
 def _packer() -> Any:

@@ -47,7 +47,7 @@ class Writer:
         self._group_bytes, self._most_pending = group_bytes, most_pending
         self._waiting: deque[_Waiting] = deque()
         self._pending = 0
-        self._under_way = self._most_under_way = 0  # batches that were offered and not answered; at most, of late
+        self._under_way = self._most_under_way = 0  # batches offered and not answered; the most since a commit
         self._offered_at = 0.0
         self._work, self._enough, self._room = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._room.set()
@@ -125,6 +125,7 @@ class Writer:
                 if not each.verdict.done():
                     each.verdict.set_result(verdict)
             self._pending -= sum(len(offer.lines) for offer in offers)
+            self._most_under_way = self._under_way  # so that what was once much is not waited for when it is little
             self._under_way -= len(offers)
             self._room.set()
             await self.wake()
