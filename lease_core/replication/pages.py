@@ -18,7 +18,7 @@ from lease_core.replication.errors import HistoryDiffers
 logger = logging.getLogger(__name__)
 
 _ASK_THE_TIME_EVERY = 60.0
-_PAGES_AHEAD = 2  # a disk takes its time unevenly: with one page ahead either side would often wait for the other
+_PAGES_AHEAD = 4  # a disk takes its time unevenly: with one page ahead either side would often wait for the other
 _LARGE = 4 << 20
 """Bytes: a page of so many may be short because its events are large."""
 
@@ -47,6 +47,7 @@ class Pages:
         self._origin: str = getattr(source, "queue_id", None) or ""
         self._reader: ThreadPoolExecutor | None = None
         self._ahead: deque[tuple[int, Future[Batch | None]]] = deque()
+        self._awaited = -1
         self._offset = (0.0, float("-inf"))
         self._head = (0, float("-inf"))
 
@@ -84,6 +85,7 @@ class Pages:
         """
         if self._ahead and self._ahead[0][0] != number:
             self._let_go_ahead()
+        self._awaited = number  # who waits for it can as well hash it, while the next one is read
         read = self._ahead.popleft()[1].result() if self._ahead else None
         if read is None or self._ends_the_log(read):  # there may be more by now
             self._let_go_ahead()
@@ -170,7 +172,7 @@ class Pages:
             if not count:
                 return None
             page = Batch.of_payload(namespace, number + 1, payload, count)
-            if self._sealed:
+            if self._sealed and number != self._awaited:
                 page.digest  # noqa: B018  made here, it costs those who wait for the disk nothing
             return page
         events = good_events(self._source, number, self._size)
