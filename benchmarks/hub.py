@@ -51,7 +51,7 @@ def hub_ingest(bench: Bench) -> None:
             with hub_server(url, place.with_suffix(".log")) as hub:
                 for sources in (1, 4):
                     many = "one source" if sources == 1 else f"{sources} sources"
-                    ours, theirs = contest(hub, bare, bench.batches[: size // sources], sources, bench.rounds)
+                    ours, theirs = contest(hub, bare, bench.batches[: size // sources], sources, 2 * bench.rounds)
                     bench.record(f"hub ingest, {many}, {store}, against a bare stream", ours, theirs, INGEST_RATIO)
 
 
