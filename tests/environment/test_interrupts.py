@@ -44,7 +44,7 @@ def _interrupted_many_times(url: str, times: int, longest: float) -> int:
     _another_thread_can_use_it(queue)
     known = {event.item.request_id for event in audit.check_queue(queue) if event.type == "Enqueued" and event.item}
     assert known.issuperset(acknowledged)
-    assert failures == []
+    assert failures == [], failures
     return len(acknowledged)
 
 
