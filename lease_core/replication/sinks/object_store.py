@@ -121,7 +121,10 @@ def open_object_store(
             return LocalStore(folder, mkdir=True)
         return from_url(url, config=dict(options or {}), client_options=dict(client_options or {}))  # type: ignore[call-overload, no-any-return]
     except (BaseError, ValueError) as error:
-        raise InvalidInput("url", f"is not an object store that can be opened ({type(error).__name__})") from None
+        raise InvalidInput(
+            "url",
+            f"cannot be opened with these options ({type(error).__name__}): check it, the options and the environment",
+        ) from None
 
 
 def key_of(namespace: str, first: int) -> str:
