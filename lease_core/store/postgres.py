@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 import sqlalchemy as sa
+from psycopg import pq
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -104,6 +105,7 @@ class PostgresStore(Store):
             connect_args={name: value for name, value in noticing.items() if name not in self.url.query},
         )
         sa.event.listen(engine, "connect", self._prepare)
+        sa.event.listen(engine, "checkin", _end_unfinished)
         return engine
 
     def _prepare(self, connection: psycopg.Connection[Row], _entry: ConnectionPoolEntry) -> None:
@@ -175,8 +177,8 @@ class PostgresStore(Store):
             self.done_with(pooled)
 
     def done_with(self, pooled: Any) -> None:
-        """Give a connection back, or throw it away if an exchange on it was broken off."""
-        if self.wire(pooled).busy:
+        """Give a connection back, or throw it away if an exchange or a transaction on it was broken off."""
+        if self.wire(pooled).busy or _is_in_transaction(pooled.driver_connection):
             pooled.invalidate()
             pooled.close()
         else:
@@ -307,12 +309,13 @@ class PostgresTransaction(Transaction):
     def __exit__(self, *_: object) -> None:
         if self._pooled is None or self._pooled.driver_connection is None:
             return
-        if self._open and not self._wire.busy:
-            try:
+        try:
+            if self._open and not self._wire.busy:
                 self._wire.exchange([("ROLLBACK", ())])
-            except psycopg.Error:
-                self._wire.busy = True  # of no use any more; the server rolls back when it goes
-        self.store.done_with(self._pooled)
+        except psycopg.Error:
+            self._wire.busy = True  # of no use any more; the server rolls back when it goes
+        finally:  # also where this is interrupted
+            self.store.done_with(self._pooled)
 
 
 class JoinedPostgresTransaction(PostgresTransaction):
@@ -328,7 +331,7 @@ class JoinedPostgresTransaction(PostgresTransaction):
             raise InvalidInput(
                 "connection", f"must be a SQLAlchemy or psycopg connection, not {type(self._given).__name__}"
             )
-        if self._given.info.transaction_status == psycopg.pq.TransactionStatus.IDLE and self._given.autocommit:
+        if self._given.info.transaction_status == pq.TransactionStatus.IDLE and self._given.autocommit:
             raise InvalidInput("connection", "is in autocommit mode; begin a transaction on it first")
         return [[], *self._exchange(statements)]
 
@@ -348,6 +351,19 @@ class JoinedPostgresTransaction(PostgresTransaction):
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+def _end_unfinished(connection: psycopg.Connection[Row] | None, entry: ConnectionPoolEntry) -> None:
+    """Close a connection that comes to the pool with its transaction open, and with it the queue's lock.
+
+    Whoever had it was interrupted at the very moment of giving it back.
+    """
+    if connection is not None and _is_in_transaction(connection):
+        entry.invalidate()
+
+
+def _is_in_transaction(connection: psycopg.Connection[Row]) -> bool:
+    return connection.pgconn.transaction_status != pq.TransactionStatus.IDLE
 
 
 def _as_one(writes: Sequence[Write]) -> Statement:

@@ -49,13 +49,18 @@ class Wire:
         pgconn.exit_pipeline_mode()
         self.busy = False
         rows = []
-        for key, prepares in sent:
+        for at, (key, prepares) in enumerate(sent):
             for result in islice(results, 1 + prepares):
                 if result.status not in _DONE:
-                    self._prepared.pop(key, None)
+                    self._forget([key, *(later for later, unprepared in sent[at + 1 :] if unprepared)])
                     raise psycopg.errors.error_from_result(result, encoding="utf-8")
             rows.append(self._rows(result))
         return rows
+
+    def _forget(self, keys: Sequence[Key]) -> None:
+        """Prepare these anew: after an error the server passes over all that was sent with it."""
+        for key in keys:
+            self._prepared.pop(key, None)
 
     def _send(self, sql: str, params: Sequence[Any]) -> tuple[Key, bool]:
         """Send one statement. Gives the key under which it is prepared, and whether it had to be just now."""

@@ -7,7 +7,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from lease_core import LeaseQueue, WorkItem
+from lease_core import LeaseQueue, QueueConfig, WorkItem
+from lease_core.errors import StoreBusy
 from lease_core.store.wire import Wire
 
 LISTS: list[tuple[str, list[Any]]] = [
@@ -46,6 +47,27 @@ def test_lists_between_other_values(wire: Wire) -> None:
 def test_a_number_that_is_too_large_is_an_error_of_the_driver(wire: Wire) -> None:
     with pytest.raises(psycopg.Error):
         wire.exchange([("SELECT $1::bigint[]", ([2**64],))])
+
+
+def test_what_was_sent_after_an_error_is_prepared_when_it_is_sent_again(wire: Wire) -> None:
+    later = [("SELECT $1::integer", (5,)), ("SELECT $1::text", ("a",))]
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        wire.exchange([("SELECT 1 / 0", ()), *later])
+    assert wire.exchange(later) == [[(5,)], [("a",)]]
+
+
+def test_a_queue_that_was_busy_works_as_soon_as_it_is_not(postgres_url: str) -> None:
+    with (
+        LeaseQueue.open(postgres_url, auto_migrate=True) as queue,
+        LeaseQueue.open(postgres_url, config=QueueConfig(store_timeout=0.2)) as other,
+        psycopg.connect(postgres_url.replace("+psycopg", "")) as holder,
+    ):
+        queue.enqueue(WorkItem("file", "a"), connection=holder)  # and not committed yet
+        with pytest.raises(StoreBusy):
+            other.enqueue(WorkItem("file", "b"))
+        holder.commit()
+        other.enqueue(WorkItem("file", "b"))
+        assert other.stats().pending == 2
 
 
 def test_texts_are_what_they_were_whatever_encoding_the_client_prefers(
