@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import logging
 import os
 import uuid
 from collections.abc import Callable, Iterable
@@ -237,6 +239,27 @@ def test_an_endpoint_gets_idempotency_keys(endpoint: HttpEndpoint, queue: LeaseQ
     assert headers["idempotency-key"] == "resourcelease/1-30"
     assert headers["authorization"] == "Bearer x"
     assert headers["content-type"] == "application/x-ndjson"
+
+
+def test_what_a_batch_says_of_itself_is_not_said_otherwise(endpoint: HttpEndpoint, queue: LeaseQueue) -> None:
+    work(queue, 10)
+    given = {"content-type": "text/plain", "Omnirelay-First": "7", "User-Agent": "me", "Host": "elsewhere"}
+    HttpSink(endpoint.url, headers=given).deliver(Batch(queue.events()))
+    [headers] = endpoint.headers
+    assert (headers["content-type"], headers["omnirelay-first"]) == ("application/x-ndjson", "1")
+    assert (headers["user-agent"], headers["host"]) == ("me", "elsewhere")
+
+
+def test_a_password_in_an_url_reaches_the_endpoint_and_no_log(
+    endpoint: HttpEndpoint, queue: LeaseQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    work(queue, 10)
+    HttpSink(endpoint.url.replace("://", "://me:hunter%202@")).deliver(Batch(queue.events()))
+    [headers] = endpoint.headers
+    assert base64.b64decode(headers["authorization"].removeprefix("Basic ")) == b"me:hunter 2"
+    assert "HTTP Request: POST" in caplog.text
+    assert "hunter" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from lease_core.errors import InvalidInput
 from lease_core.replication.batch import Batch
 from lease_core.replication.errors import RefusedForGood, SinkUnavailable
 
+_OWN = frozenset(  # what a batch says of itself
+    {"content-length", "content-type", "idempotency-key", "omnirelay-namespace", "omnirelay-first", "omnirelay-last"}
+)
 _LATER = frozenset({401, 403, 407, 408, 421, 423, 425, 429})
 
 
@@ -36,13 +40,16 @@ class HttpSink:
         self.name = name
         self._url, self._verify, self._timeout = url, verify, timeout
         self._headers = dict(headers or {})
-        self._client: tuple[Any, Any] | None = None
+        self._client: _Client | None = None
 
     def deliver(self, batch: Batch) -> None:
         httpx = _httpx()
-        client, url = self._open(httpx)
+        client = self._client = self._client or self._open(httpx)
+        request = httpx.Request(
+            "POST", client.url, headers=[*client.headers, *_headers(batch)], stream=client.stream(_body(batch))
+        )
         try:
-            answer = client.post(url, content=_body(batch), headers=_headers(batch))
+            answer = client.client.send(request)
         except httpx.HTTPError as error:  # its text may have the url in it, and that a password
             raise SinkUnavailable(f"no answer from the endpoint ({type(error).__name__})") from None
         if answer.is_success:
@@ -54,15 +61,40 @@ class HttpSink:
 
     def close(self) -> None:
         if self._client is not None:
-            self._client[0].close()
+            self._client.client.close()
             self._client = None
 
-    def _open(self, httpx: Any) -> tuple[Any, Any]:
-        """A client, and the url, taken apart once rather than for every request."""
-        if self._client is None:
-            client = httpx.Client(headers=self._headers, timeout=self._timeout, verify=self._verify)
-            self._client = client, httpx.URL(self._url)
-        return self._client
+    def _open(self, httpx: Any) -> _Client:
+        url = httpx.URL(self._url)
+        secret = httpx.BasicAuth(url.username, url.password) if url.userinfo else None
+        url = url.copy_with(username="", password="")  # the client logs each request with its url
+        headers = httpx.Headers(self._headers)
+        headers.setdefault("Host", url.netloc.decode())
+        for name in _OWN.intersection(headers):
+            del headers[name]
+        client = httpx.Client(headers=headers, timeout=self._timeout, verify=self._verify, auth=secret)
+        return _Client(client, url, client.headers.raw, _stream_type(httpx))
+
+
+class _Client(NamedTuple):
+    """A client, and what all its requests have in common: to work that out takes as long as to send a batch."""
+
+    client: Any
+    url: Any
+    headers: list[tuple[bytes, bytes]]
+    stream: Callable[[Iterator[bytes]], Any]
+
+
+@cache
+def _stream_type(httpx: Any) -> Callable[[Iterator[bytes]], Any]:
+    class Stream(httpx.SyncByteStream):  # type: ignore[misc]
+        def __init__(self, parts: Iterator[bytes]) -> None:
+            self._parts = parts
+
+        def __iter__(self) -> Iterator[bytes]:
+            return self._parts
+
+    return Stream
 
 
 def _body(batch: Batch) -> Iterator[bytes]:
@@ -72,16 +104,16 @@ def _body(batch: Batch) -> Iterator[bytes]:
         batch.meanwhile()
 
 
-def _headers(batch: Batch) -> dict[str, str]:
-    namespace = batch.namespace.encode("ascii", "backslashreplace").decode()
-    return {
-        "Content-Length": str(len(batch.payload)),
-        "Content-Type": "application/x-ndjson",
-        "Idempotency-Key": f"{namespace}/{batch.first}-{batch.last}",
-        "Omnirelay-Namespace": namespace,
-        "Omnirelay-First": str(batch.first),
-        "Omnirelay-Last": str(batch.last),
-    }
+def _headers(batch: Batch) -> list[tuple[bytes, bytes]]:
+    namespace = batch.namespace.encode("ascii", "backslashreplace")
+    return [
+        (b"Content-Length", b"%d" % len(batch.payload)),
+        (b"Content-Type", b"application/x-ndjson"),
+        (b"Idempotency-Key", b"%b/%d-%d" % (namespace, batch.first, batch.last)),
+        (b"Omnirelay-Namespace", namespace),
+        (b"Omnirelay-First", b"%d" % batch.first),
+        (b"Omnirelay-Last", b"%d" % batch.last),
+    ]
 
 
 def _retry_after(said: str | None) -> float | None:
