@@ -384,6 +384,7 @@ def test_with_shard_tags_every_event(queue: LeaseQueue) -> None:
     "make",
     [
         lambda path: HttpSink("ftp://x"),
+        lambda path: ObjectStoreSink("s3://b/x", options={"allow_http": "true"}),
         lambda path: SqlSink("nonsense"),
         lambda path: ObjectStoreSink("nonsense://x"),
         lambda path: JsonlSink(path, max_bytes=0),

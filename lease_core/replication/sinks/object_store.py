@@ -120,7 +120,10 @@ def open_object_store(
                 make_folder(Path(folder))
             return LocalStore(folder, mkdir=True)
         return from_url(url, config=dict(options or {}), client_options=dict(client_options or {}))  # type: ignore[call-overload, no-any-return]
-    except (BaseError, ValueError) as error:
+    except BaseException as error:
+        # the library panics over some options, with what is no Exception
+        if not isinstance(error, BaseError | ValueError) and type(error).__name__ != "PanicException":
+            raise
         raise InvalidInput(
             "url",
             f"cannot be opened with these options ({type(error).__name__}): check it, the options and the environment",
