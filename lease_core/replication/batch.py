@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -10,6 +9,7 @@ from functools import cached_property
 from lease_core.errors import InvalidInput
 from lease_core.model import LeaseEvent
 from lease_core.replication.codec import decode_event, decode_events, encode_events
+from lease_core.replication.digest import digest_of
 
 
 class Batch:
@@ -73,8 +73,8 @@ class Batch:
 
     @cached_property
     def digest(self) -> bytes:
-        """The SHA-256 of the payload."""
-        return hashlib.sha256(self.payload).digest()
+        """By which its payload is known."""
+        return digest_of(self.payload)
 
     @cached_property
     def oldest(self) -> datetime:

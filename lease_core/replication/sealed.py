@@ -1,9 +1,9 @@
 """Batches of events that prove themselves: the lines, then a line that seals them.
 
 The seal has the numbers of the first and the last event and a SHA-256 over everything that the seal says, the seal
-before it and the digest of the events. So a bit that changed, a line that is gone, a batch that was cut off, swapped or
-replaced are all found. Files and objects hold such batches one after the other, and stay readable by anything that
-reads JSON lines.
+before it and the digest of the events, which is a BLAKE3. So a bit that changed, a line that is gone, a batch that was
+cut off, swapped or replaced are all found. Files and objects hold such batches one after the other, and stay readable
+by anything that reads JSON lines.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from lease_core.model import LeaseEvent, Value
 from lease_core.replication.batch import Batch
 from lease_core.replication.codec import decode_events
+from lease_core.replication.digest import digest_of
 from lease_core.replication.errors import CorruptCopy, HistoryDiffers, UnreadableEvent
 
 _MARK = b'{"seal":'
@@ -42,10 +43,10 @@ class Seal(Value, frozen=True):
 
     def over(self, payload: bytes) -> Seal:
         """The same seal with the digest that it should have over ``payload``."""
-        return self.over_digest(hashlib.sha256(payload).digest())
+        return self.over_digest(digest_of(payload))
 
     def over_digest(self, digest: bytes) -> Seal:
-        """The same for a payload of which this is the SHA-256.
+        """The same for a payload of which this is the digest.
 
         That the payload comes in by its digest lets it be hashed before it is known what the batch follows.
         """
@@ -53,11 +54,15 @@ class Seal(Value, frozen=True):
         return msgspec.structs.replace(self, sha256=hashlib.sha256(bare.to_json() + digest).hexdigest())
 
     def holds(self, payload: bytes) -> bool:
-        """Whether this is the seal of ``payload``. The first copies have the digest over the payload itself."""
-        if self == self.over(payload):
-            return True
-        bare = msgspec.structs.replace(self, sha256="")
-        return self.sha256 == hashlib.sha256(bare.to_json() + payload).hexdigest()
+        """Whether this is the seal of ``payload``.
+
+        Older copies have SHA-256 where BLAKE3 is now, and the first ones are sealed over the payload itself.
+        """
+        return (
+            self == self.over(payload)
+            or self == self.over_digest(hashlib.sha256(payload).digest())
+            or self == self.over_digest(payload)
+        )
 
 
 def seal(batch: Batch, previous: Seal | None) -> tuple[bytes, Seal]:

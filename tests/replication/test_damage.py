@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -64,12 +64,15 @@ def test_a_bit_flipped_at_any_byte_of_a_segment_is_found(tmp_path: Path, events:
         assert found.value.first_bad == 4, offset
 
 
-def test_a_copy_whose_seals_are_of_the_first_kind_is_read(tmp_path: Path, events: list[LeaseEvent]) -> None:
-    """Those have their digest over the payload itself rather than over its digest."""
+@pytest.mark.parametrize("digest", [lambda payload: payload, lambda payload: hashlib.sha256(payload).digest()])
+def test_a_copy_whose_seals_are_of_an_earlier_kind_is_read(
+    digest: Callable[[bytes], bytes], tmp_path: Path, events: list[LeaseEvent]
+) -> None:
+    """The first ones have their digest over the payload itself, those after them over its SHA-256."""
     before, data = None, b""
     for batch in (Batch(events[:5]), Batch(events[5:9])):
         bare = Seal(batch.namespace, batch.first, batch.last, len(batch), before.sha256 if before else "")
-        before = replace(bare, sha256=hashlib.sha256(bare.to_json() + batch.payload).hexdigest())
+        before = replace(bare, sha256=hashlib.sha256(bare.to_json() + digest(batch.payload)).hexdigest())
         data += batch.payload + before.line()
     folder = tmp_path / events[0].namespace
     folder.mkdir()
@@ -79,6 +82,11 @@ def test_a_copy_whose_seals_are_of_the_first_kind_is_read(tmp_path: Path, events
     sink.deliver(Batch(events[9:12]))
     sink.close()
     assert list(read_jsonl(tmp_path).read(strict=True)) == events[:12]
+    file = one_file(tmp_path)
+    for _, damaged in flips(file.read_bytes()):
+        file.write_bytes(damaged)
+        with pytest.raises(CorruptCopy):
+            list(read_jsonl(tmp_path).read(strict=True))
 
 
 def test_a_segment_cut_at_any_byte_is_found(tmp_path: Path, events: list[LeaseEvent]) -> None:

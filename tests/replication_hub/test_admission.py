@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lease_core.replication.digest import digest_of
 from lease_core.replication.hub.admission import Offer, Verdict, check
 from tests.replication_hub.batches import batch
 
@@ -46,4 +45,4 @@ def test_what_is_refused_is_told_and_what_is_taken_is_good(lines: bytes) -> None
 
 
 def test_a_good_batch_is_an_offer() -> None:
-    assert check("a", batch(9, 12), GOOD) == Offer("a", "n", 9, 12, GOOD, sha256(GOOD).digest())
+    assert check("a", batch(9, 12), GOOD) == Offer("a", "n", 9, 12, GOOD, digest_of(GOOD))

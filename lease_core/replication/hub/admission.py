@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
@@ -10,6 +9,8 @@ from io import BytesIO
 from typing import Any, Literal
 
 import msgspec
+
+from lease_core.replication.digest import digest_of
 
 Outcome = Literal["STORED", "MISSING", "REWRITES_HISTORY", "INVALID", "UNAVAILABLE"]
 
@@ -32,7 +33,7 @@ class Verdict:
 class Offer:
     """A batch that is what it says it is. ``begins`` allows it to be the first, whatever its number.
 
-    ``digest`` is the SHA-256 of its lines. Who checks a batch takes it too, since hashing is when another thread can
+    ``digest`` is that of its lines. Who checks a batch takes it too, since hashing is when another thread can
     have the interpreter: a check alone would keep the one that stores waiting all the time.
     """
 
@@ -47,7 +48,7 @@ class Offer:
     def above(self, number: int) -> Offer:
         """What is left of it above event ``number``, which is one of its own."""
         rest = b"\n".join(self.lines.split(b"\n")[number - self.first + 1 :])
-        return replace(self, first=number + 1, lines=rest, digest=hashlib.sha256(rest).digest())
+        return replace(self, first=number + 1, lines=rest, digest=digest_of(rest))
 
 
 class _Essence(msgspec.Struct, rename="camel", gc=False):
@@ -85,7 +86,7 @@ def check(source: str, batch: Any, lines: bytes) -> Offer | Verdict:
         return Verdict("INVALID", reason=f"first, last: not numbers of events ({first} to {last})")
     if not _is_as_it_should_be(namespace, first, last, lines):
         return _whats_wrong(namespace, first, last, lines)
-    return Offer(source, namespace, first, last, lines, hashlib.sha256(lines).digest(), batch.begins)
+    return Offer(source, namespace, first, last, lines, digest_of(lines), batch.begins)
 
 
 def _is_as_it_should_be(namespace: str, first: int, last: int, lines: bytes) -> bool:
