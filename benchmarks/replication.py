@@ -13,7 +13,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import sqlite3
 import statistics
@@ -173,7 +172,7 @@ def sinks(bench: Bench) -> None:
             bare = bare_rate(raw(place / "raw", made), batches)
             stores.rest()
             relayed = relay_rate(bench, ours(place / "ours"), batches)
-            shutil.rmtree(place, ignore_errors=True)
+            stores.empty(place)
             if number:  # the first round only warms up
                 rates[0].append(relayed)
                 rates[1].append(bare)

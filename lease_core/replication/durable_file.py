@@ -48,13 +48,15 @@ def no_room_left(where: str) -> str:
 
 
 def place_file(path: Path, content: bytes) -> None:
-    """Make a file with this content where there is none; raises ``FileExistsError``. Nobody ever sees half of it."""
+    """Make a file with this content where there is none; raises ``FileExistsError``. Nobody ever sees half of it.
+
+    Its content is safe then, its name only after ``force_folder``: who places several forces their folder once.
+    """
     try:
         _place(path, content)
     except FileNotFoundError:
         make_folder(path.parent)
         _place(path, content)
-    force_folder(path.parent)
 
 
 def _place(path: Path, content: bytes) -> None:

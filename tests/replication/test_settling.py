@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,16 @@ from lease_core.replication import (
     Batch,
     JsonlSink,
     MemorySink,
+    ObjectStoreSink,
     Relay,
     Rules,
     SinkUnavailable,
     durable_file,
     each_event,
     read_jsonl,
+    read_segments,
 )
-from lease_core.replication.sinks import jsonl
+from lease_core.replication.sinks import jsonl, object_store
 from tests.replication.conftest import work
 
 QUICK = Rules(batch_size=10, backoff=Backoff(0.001, 0.001))
@@ -142,6 +146,62 @@ def test_forcing_is_one_call_for_all_that_was_taken(
     sink.settle()
     sink.settle()  # nothing new
     assert forced == [_size(tmp_path)]
+
+
+def test_names_of_objects_are_forced_once_for_all_that_was_taken(
+    queue: LeaseQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work(queue, 30)
+    folder = tmp_path / queue.namespace
+    forced: list[list[str]] = []
+    monkeypatch.setattr(object_store, "force_folder", lambda path: forced.append(sorted(os.listdir(path))))
+    sink = ObjectStoreSink(tmp_path.as_uri())
+    for after in (0, 10, 20):
+        sink.take(Batch(queue.events(after, 10)))
+    assert forced == []
+    sink.settle()
+    sink.settle()  # nothing new
+    assert forced == [sorted(os.listdir(folder))]
+    assert len(forced[0]) == 3
+    sink.take(Batch(queue.events(30, 10)))
+    assert ObjectStoreSink(tmp_path.as_uri()).position(queue.namespace) == 40  # which is another's, and not forced yet
+    assert forced[1:] == [sorted(os.listdir(folder))]
+
+
+def test_an_object_that_another_relay_has_put_is_forced_before_it_counts(
+    queue: LeaseQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work(queue, 30)
+    ours, theirs = ObjectStoreSink(tmp_path.as_uri()), ObjectStoreSink(tmp_path.as_uri())
+    assert ours.position(queue.namespace) == 0
+    theirs.take(Batch(queue.events(0, 10)))
+    forced: list[Path] = []
+    monkeypatch.setattr(object_store, "force_folder", forced.append)
+    ours.take(Batch(queue.events(0, 10)))
+    ours.settle()
+    assert forced == [tmp_path / queue.namespace]
+
+
+def test_objects_whose_names_the_disk_did_not_take_do_not_count(
+    queue: LeaseQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work(queue, 30)
+    relay = Relay(queue, ObjectStoreSink(tmp_path.as_uri()), rules=replace(QUICK, linger=0))
+    relay.run_once(max_batches=1)
+
+    def fails(folder: Path) -> None:
+        raise OSError(errno.EIO, "the disk is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(object_store, "force_folder", fails)
+        for _ in range(3):
+            [status] = relay.run_once()
+            assert (status.state, status.position) == ("retrying", 10)
+            assert queue.readers()["relay/objects"] == 10
+            time.sleep(0.002)
+    relay.run_once()
+    assert relay.status()[0].position == queue.readers()["relay/objects"] == queue.stats().head
+    assert list(each_event(read_segments(tmp_path.as_uri()))) == list(each_event(queue))
 
 
 @pytest.mark.parametrize("unnamed", [True, False])

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from lease_core.errors import InvalidInput
 from lease_core.model import LeaseEvent
 from lease_core.replication.batch import Batch
-from lease_core.replication.durable_file import make_folder, place_file, room_in
+from lease_core.replication.durable_file import force_folder, make_folder, place_file, room_in
 from lease_core.replication.errors import CorruptCopy, SinkUnavailable
 from lease_core.replication.paged import Paged
 from lease_core.replication.same_event import check_last
@@ -31,7 +31,8 @@ class ObjectStoreSink:
 
     Objects are put only where there is none and never changed. As each begins where the one before it ends, two relays
     that write at once make one chain: the slower one finds the object there and goes on after it. How far the copy
-    reaches is read from the store itself. ``options`` go to the store: for S3 ``region``, ``endpoint``,
+    reaches is read from the store itself. On local disk the names of several new objects are forced at the cost of one,
+    and none of them counts before. ``options`` go to the store: for S3 ``region``, ``endpoint``,
     ``access_key_id`` and so on; what is left out comes from the environment.
     """
 
@@ -50,9 +51,15 @@ class ObjectStoreSink:
         self.name = name
         self._store = open_object_store(url, options, client_options)
         self._ends: dict[str, Seal | None] = {}
+        self._unforced: set[Path] = set()
         self._lock = threading.Lock()
 
     def deliver(self, batch: Batch) -> None:
+        self.take(batch)
+        self.settle()
+
+    def take(self, batch: Batch) -> None:
+        """Put the batch; on local disk, leave forcing its name to ``settle``."""
         from obstore.exceptions import AlreadyExistsError
 
         with self._lock, without_secrets():
@@ -60,6 +67,7 @@ class ObjectStoreSink:
             copy = SegmentsCopy(self._store, batch.namespace)
             check_last(batch, self._position(batch.namespace), lambda number: next(copy.read(number - 1), None))
             while rest := rest and rest.after(self._position(batch.namespace)):
+                self._unforced.update(folder_of(self._store, batch.namespace))
                 data, made = seal(rest, self._ends[batch.namespace])
                 try:
                     put_new(self._store, key_of(batch.namespace, rest.first), data)
@@ -74,6 +82,18 @@ class ObjectStoreSink:
                 else:
                     self._ends[batch.namespace] = made
 
+    def settle(self) -> None:
+        """Force the names of objects to disk that were put since the last time, by this relay or another."""
+        with self._lock:
+            while self._unforced:
+                folder = self._unforced.pop()
+                try:
+                    with room_in(folder):
+                        force_folder(folder)
+                except BaseException:
+                    self._unforced.add(folder)
+                    raise
+
     def position(self, namespace: str) -> int | None:
         with self._lock, without_secrets():
             self._ends.pop(namespace, None)
@@ -81,6 +101,9 @@ class ObjectStoreSink:
 
     def _position(self, namespace: str) -> int:
         if namespace not in self._ends:
+            for folder in folder_of(self._store, namespace):
+                if folder.is_dir():
+                    force_folder(folder)  # what another process has put and not yet forced would be counted
             last = max(keys(self._store, namespace), default=None)
             self._ends[namespace] = self._seal_at(last) if last else None
         end = self._ends[namespace]
@@ -135,7 +158,7 @@ def key_of(namespace: str, first: int) -> str:
 
 
 def put_new(store: ObjectStore, key: str, data: bytes) -> None:
-    """Put an object where there is none, durably. Raises if there is one."""
+    """Put an object where there is none, durably but for the name of a local file. Raises if there is one."""
     import obstore
     from obstore.store import LocalStore
 
@@ -144,6 +167,15 @@ def put_new(store: ObjectStore, key: str, data: bytes) -> None:
             place_file(Path(store.prefix) / key, data)  # the library leaves a local file to the system's cache
     else:
         obstore.put(store, key, data, mode="create")
+
+
+def folder_of(store: ObjectStore, namespace: str) -> list[Path]:
+    """The folder in which names must be forced to disk, if the store is one of files."""
+    from obstore.store import LocalStore
+
+    if isinstance(store, LocalStore) and store.prefix is not None:
+        return [Path(store.prefix) / folder_name(namespace)]
+    return []
 
 
 def keys(store: ObjectStore, namespace: str) -> list[str]:
