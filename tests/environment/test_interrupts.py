@@ -5,28 +5,21 @@ Once at random, by a signal while the queue works; and once at every step of the
 
 from __future__ import annotations
 
-import itertools
 import random
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
 import lease_core.store
 from lease_core import LeaseQueue, QueueConfig, WorkItem
 from lease_core.errors import LeaseError
+from tests.interrupts import Interrupted, at_every_step
 from tests.kills import audit
 from tests.kills.forks import apart
-
-
-class Interrupted(Exception):
-    pass
 
 
 def _interrupt(*_: object) -> None:
@@ -74,42 +67,8 @@ def test_interrupts_leave_a_queue_that_works(url: str) -> None:
     assert apart(_interrupted_many_times, url, *((600, 0.01) if sqlite else (100, 0.06)), timeout=120) > 0
 
 
-STORE = str(Path(lease_core.store.__file__).parent)
+STORE = Path(lease_core.store.__file__).parent
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
-
-
-class InterruptAt:
-    """Raises at one step of the code that talks to the database, counted in the interpreter's own instructions."""
-
-    def __init__(self, step: int) -> None:
-        self.left = step
-        self.place = ""
-
-    def __call__(self, frame: FrameType, _event: str, _value: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(STORE):
-            return None
-        frame.f_trace_opcodes = True
-        return self._step
-
-    def _step(self, frame: FrameType, event: str, _value: Any) -> Any:
-        self.left -= event == "opcode"
-        if self.left == 0 and not self.place:
-            self.place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
-            raise Interrupted
-        return self._step
-
-
-def _interrupted_at(step: int, call: Callable[[], object]) -> str:
-    """Make the call, interrupted at that step. Gives where that was; nothing, if it was over before."""
-    interrupt, before = InterruptAt(step), sys.gettrace()
-    sys.settrace(interrupt)
-    try:
-        call()
-    except Interrupted:
-        pass
-    finally:
-        sys.settrace(before)
-    return interrupt.place
 
 
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
@@ -122,13 +81,9 @@ def test_an_interrupt_at_any_step_leaves_nobody_waiting(url: str, call: str, str
             "an enqueue": lambda: queue.enqueue(WorkItem("file", "a", not_before=LATER)),
         }
         work[call]()
-        for step in itertools.count(1, stride):
-            place = _interrupted_at(step, work[call])
-            if not place:
-                break
+        for place in at_every_step([STORE], work[call], stride, everywhere=True):
             for each in (other, queue):
                 try:
                     each.enqueue(WorkItem("file", "b", not_before=LATER))
                 except LeaseError as error:
-                    pytest.fail(f"after an interrupt at step {step}, {place}: {error!r}")
-        assert step > 100
+                    pytest.fail(f"after an interrupt at {place}: {error!r}")

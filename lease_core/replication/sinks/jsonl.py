@@ -93,7 +93,12 @@ class JsonlSink:
     def _writer(self, namespace: str) -> _Writer:
         if namespace not in self._writers:
             folder = self._path / folder_name(namespace)
-            self._writers[namespace] = _Writer(folder, self._max_bytes, self._fsync)
+            writer = self._writers[namespace] = _Writer(folder, self._max_bytes, self._fsync)
+            try:
+                writer.open()
+            except BaseException:  # an interrupt, say: a lock that nobody knows of would be held for ever
+                self._writers.pop(namespace).close()
+                raise
         return self._writers[namespace]
 
 
@@ -173,15 +178,15 @@ class _Writer:
         self._folder, self._max_bytes, self._fsync = folder, max_bytes, fsync
         self._last: Seal | None = None
         self._file: int | None = None
+        self._lock: int | None = None
         self._size = self._forced = 0
-        make_folder(folder)
-        self._lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            _lock(self._lock, folder)
-            self._resume()
-        except BaseException:
-            self.close()
-            raise
+
+    def open(self) -> None:
+        """Take the lock, and go to the end of what is there."""
+        make_folder(self._folder)
+        self._lock = os.open(self._folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        _lock(self._lock, self._folder)
+        self._resume()
 
     @property
     def position(self) -> int:
@@ -226,7 +231,7 @@ class _Writer:
             if descriptor is not None:
                 with suppress(OSError):
                     os.close(descriptor)
-        self._file = None
+        self._file = self._lock = None
 
     def _resume(self) -> None:
         """Go to the last seal, cutting off what comes after it."""
