@@ -348,6 +348,23 @@ def test_completed_items_become_runs(endpoint: HttpEndpoint, queue: LeaseQueue) 
     assert (facet["owner"], facet["principal"], facet["attempt"]) == ("worker-1", "svc", 1)
 
 
+@pytest.mark.parametrize("short", [True, False])
+def test_a_password_reaches_the_lineage_backend_and_no_log(
+    endpoint: HttpEndpoint, queue: LeaseQueue, caplog: pytest.LogCaptureFixture, short: bool
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    work(queue, 1)
+    url = endpoint.root.replace("://", "://me:hunter%202@")
+    sink = OpenLineageSink(url) if short else OpenLineageSink(transport={"type": "http", "url": url, "timeout": 3})
+    sink.deliver(Batch(queue.events()))
+    sink.close()
+    [headers] = endpoint.headers
+    assert base64.b64decode(headers["authorization"].removeprefix("Basic ")) == b"me:hunter 2"
+    assert "openlineage" in caplog.text
+    assert "hunter" not in caplog.text
+    assert base64.b64encode(b"me:hunter 2").decode() not in caplog.text
+
+
 def test_a_lineage_backend_that_refuses_names_the_event(endpoint: HttpEndpoint, queue: LeaseQueue) -> None:
     work(queue, 2)
     endpoint.answer = lambda events: 422

@@ -63,6 +63,7 @@ class HttpEndpoint:
         self.calls += 1
         if status := self.answer([event]):
             return PlainTextResponse("as told", status)
+        self.headers.append(dict(request.headers))
         self.runs[event["run"]["runId"]] = event
         return PlainTextResponse("taken", 201)
 

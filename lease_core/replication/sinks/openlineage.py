@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from lease_core.errors import InvalidInput
 from lease_core.model import EventType, LeaseEvent
@@ -24,7 +25,8 @@ class OpenLineageSink:
     ``uri``, ``uris`` or ``outputs`` (or the result itself, if it is a text) are the outputs. Who held the lease is the
     job's owner, and the run facet ``omnirelay_lease`` has owner, principal, attempt, fence and log number. The run id
     follows from the lease, so a repeated event is the same run. ``transport`` is as in OpenLineage's own
-    configuration; ``url`` is short for its HTTP transport.
+    configuration; ``url`` is short for its HTTP transport, where a name and a password in it go as Basic authentication
+    and into no log. Of what ``transport`` has, that client logs all but ``auth`` at debug level.
     """
 
     def __init__(
@@ -49,9 +51,7 @@ class OpenLineageSink:
     def _emit(self, event: LeaseEvent) -> None:
         made = run_event(event)
         if self._client is None:
-            from openlineage.client import OpenLineageClient
-
-            self._client = OpenLineageClient(config={"transport": self._transport})
+            self._client = _client(self._transport)
         try:
             self._client.emit(made)
         except Exception as error:  # each transport raises its own
@@ -60,6 +60,26 @@ class OpenLineageSink:
                 raise RefusedForGood(f"the backend answered {status}", event.sequence_number) from None
             said = f"answered {status}" if status else type(error).__name__
             raise SinkUnavailable(f"the OpenLineage backend cannot be reached ({said})") from None
+
+
+def _client(transport: dict[str, Any]) -> Any:
+    from openlineage.client import OpenLineageClient
+
+    parts = urlsplit(str(transport.get("url", "")))
+    if transport.get("type") != "http" or "@" not in parts.netloc:
+        return OpenLineageClient(config={"transport": transport})
+    from openlineage.client.transport.http import HttpConfig, HttpTransport, TokenProvider
+
+    secret = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+
+    class Basic(TokenProvider):
+        def get_bearer(self) -> str:
+            return "Basic " + b64encode(secret.encode()).decode()
+
+    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    config = HttpConfig.from_dict({**transport, "url": bare})
+    config.auth = Basic({})
+    return OpenLineageClient(transport=HttpTransport(config))
 
 
 def run_event(event: LeaseEvent) -> Any:
