@@ -154,7 +154,7 @@ class Lane:
             self._telemetry.read(self._labels, len(batch))
             self._send(batch)
         if self._known != self._position and (
-            len(self._taken) >= _MOST_TAKEN or not self._pages.is_ready(self._position)
+            not found or len(self._taken) >= _MOST_TAKEN or not self._pages.is_ready(self._position)
         ):
             self._settle()
         if self._age() >= self.rules.checkpoint_every:  # also while idle: a checkpoint is a write to the queue

@@ -92,6 +92,19 @@ def test_what_was_taken_when_settling_failed_comes_again(queue: LeaseQueue) -> N
     assert sink.kept == list(range(1, head + 1))
 
 
+def test_what_was_taken_does_not_wait_for_what_lingers(queue: LeaseQueue) -> None:
+    work(queue, 15)
+    head = queue.stats().head
+    sink = Settling()
+    rules = {"settling": replace(QUICK, linger=60), "memory": Rules(batch_size=500)}
+    relay = Relay(queue, [sink, MemorySink()], rules=rules)
+    relay._lanes[1].step()  # reads the whole page, so that all of it is at hand
+    for _ in range(head // 10 + 1):
+        relay._lanes[0].step()
+    assert head % 10
+    assert relay.status()[0].position == len(sink.kept) == head // 10 * 10
+
+
 def test_stopping_settles(queue: LeaseQueue) -> None:
     work(queue, 40)
     sink = Settling()

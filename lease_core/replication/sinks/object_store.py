@@ -85,14 +85,10 @@ class ObjectStoreSink:
     def settle(self) -> None:
         """Force the names of objects to disk that were put since the last time, by this relay or another."""
         with self._lock:
-            while self._unforced:
-                folder = self._unforced.pop()
-                try:
-                    with room_in(folder):
-                        force_folder(folder)
-                except BaseException:
-                    self._unforced.add(folder)
-                    raise
+            for folder in list(self._unforced):
+                with room_in(folder):
+                    force_folder(folder)
+                self._unforced.remove(folder)
 
     def position(self, namespace: str) -> int | None:
         with self._lock, without_secrets():
@@ -101,10 +97,9 @@ class ObjectStoreSink:
 
     def _position(self, namespace: str) -> int:
         if namespace not in self._ends:
-            for folder in folder_of(self._store, namespace):
-                if folder.is_dir():
-                    force_folder(folder)  # what another process has put and not yet forced would be counted
             last = max(keys(self._store, namespace), default=None)
+            for folder in folder_of(self._store, namespace) if last else ():
+                force_folder(folder)  # another process may have put what was seen there, and not have forced it yet
             self._ends[namespace] = self._seal_at(last) if last else None
         end = self._ends[namespace]
         return end.last if end else 0
