@@ -182,24 +182,25 @@ def parse(first: int, document: bytes) -> Gathered:
 def gather(events: Iterable[LeaseEvent]) -> Iterator[Gathered]:
     """Consecutive events put together again as they are stored: ``expand`` gives them back one by one."""
     group: Gathered | None = None
-    before: LeaseEvent | None = None
     moment: datetime | None = None
+    run: list[LeaseEvent] = []
     said: object = None
     for event in events:
         if group is None or event.timestamp != moment or event.schema_version != group.version:
             if group is not None:
+                _add(group, run)
                 yield group
             moment = event.timestamp
             group = Gathered(event.sequence_number, 0, to_micros(moment), event.schema_version, [], [])
-            before = None
+            run = []
         says = _shared(event)
-        if before is None or says != said or not _goes_on(before, event, group.entries[-1]):
-            group.entries.append(_entry(event))
-            group.items.append([])
-        _join_to(group.entries[-1], group.items[-1], event)
-        group.last = event.sequence_number
-        before, said = event, says
+        if not run or says != said or not _goes_on(run, event):
+            if run:
+                _add(group, run)
+            run, said = [], says
+        run.append(event)
     if group is not None:
+        _add(group, run)
         yield group
 
 
@@ -215,8 +216,9 @@ _shared = attrgetter(
 """What is the same in all events of an entry."""
 
 
-def _goes_on(before: LeaseEvent, event: LeaseEvent, entry: Entry) -> bool:
-    """Whether ``event`` is about the item after that of ``before``, the last one in ``entry``, which says the same."""
+def _goes_on(run: list[LeaseEvent], event: LeaseEvent) -> bool:
+    """Whether ``event``, which says the same as those in ``run``, is about the item after theirs."""
+    before = run[-1]
     if (
         before.sequence_id is None
         or event.sequence_id != before.sequence_id + 1
@@ -228,19 +230,39 @@ def _goes_on(before: LeaseEvent, event: LeaseEvent, entry: Entry) -> bool:
     if one is None or other is None:
         if one is not other:
             return False
-    elif (other.lease_id, other.attempt, other.fence) != (one.lease_id, one.attempt, one.fence + 1):
+    elif other.fence != one.fence + 1 or other.lease_id != one.lease_id or other.attempt != one.attempt:
         return False
-    return entry.n == 1 or (
-        event.pending - before.pending == entry.pending_step and event.active - before.active == entry.active_step
+    return len(run) == 1 or (
+        event.pending - before.pending == run[1].pending - run[0].pending
+        and event.active - before.active == run[1].active - run[0].active
     )
 
 
+def _add(group: Gathered, run: list[LeaseEvent]) -> None:
+    """Add events that differ in nothing but their items, one after the other, as one entry."""
+    entry = _entry(run[0])
+    entry.n = len(run)
+    if len(run) > 1:  # depth is kept as it was before the first event, with the step that each one makes
+        entry.pending_step = run[1].pending - entry.pending
+        entry.active_step = run[1].active - entry.active
+        entry.pending -= entry.pending_step
+        entry.active -= entry.active_step
+    items = [event.item for event in run if event.item is not None]
+    if items and entry.type in _WITH_NAME:
+        name_entry(entry, [(item.resource_type, item.resource_id, item.partition_key) for item in items])
+        items = []
+    elif items:
+        entry.items = [raw(item) for item in items]
+    group.entries.append(entry)
+    group.items.append(items)
+    group.last = run[-1].sequence_number
+
+
 def _entry(event: LeaseEvent) -> Entry:
-    """The event as an entry of its own, still without its item and counting no event yet."""
+    """The event as an entry of its own, still without its item."""
     token, used = event.token, event.attempt
     return Entry(
         event.type,
-        n=0,
         id=event.sequence_id,
         pending=event.pending,
         active=event.active,
@@ -259,28 +281,6 @@ def _entry(event: LeaseEvent) -> Entry:
         result=msgspec.UNSET if event.result is None else msgspec.Raw(_encoder.encode(event.result)),
         metadata=event.metadata,
     )
-
-
-def _join_to(entry: Entry, items: list[WorkItem], event: LeaseEvent) -> None:
-    """Count the event in. Depth is kept as it was before the first event, with the step that each one makes."""
-    if entry.n == 1:
-        entry.pending_step = event.pending - entry.pending
-        entry.active_step = event.active - entry.active
-        entry.pending -= entry.pending_step
-        entry.active -= entry.active_step
-    item = event.item
-    if item is not None and event.type in _WITH_NAME:
-        if entry.n == 0:
-            entry.resource_type, entry.resource_id, entry.partition_key = [], [], []
-        entry.resource_type.append(item.resource_type)  # type: ignore[union-attr]
-        entry.resource_id.append(item.resource_id)  # type: ignore[union-attr]
-        entry.partition_key.append(item.partition_key)  # type: ignore[union-attr]
-    elif item is not None:
-        if entry.n == 0:
-            entry.items = []
-        entry.items.append(raw(item))  # type: ignore[union-attr]
-        items.append(item)
-    entry.n += 1
 
 
 def _micros(moment: datetime | None) -> int | None:
