@@ -53,7 +53,7 @@ class QueueStateStore(StateStore):
     def _ready(self) -> Store:
         self._store.check_usable()
         if not self._made:
-            _make_tables(self._store)
+            make_tables(self._store)
             self._made = True
         return self._store
 
@@ -117,11 +117,20 @@ class Origin:
         return self._effects.leased(lease)
 
 
-def _make_tables(store: Store) -> None:
+def has_tables(store: Store) -> bool:
+    """Whether outcomes were ever recorded in this database."""
+    store.check_usable()
+    with store.guard, store.engine.connect() as connection:
+        return all(map(sa.inspect(connection).has_table, sql_state.metadata.tables))
+
+
+def make_tables(store: Store) -> None:
+    """Make the tables for outcomes in a queue's database, if they are missing."""
+
     def make() -> None:
+        if has_tables(store):
+            return
         with store.guard, store.engine.connect() as connection:
-            if all(map(sa.inspect(connection).has_table, sql_state.metadata.tables)):
-                return
             connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.dialect.name == "sqlite" else "BEGIN")
             try:
                 sql_state.make_tables(connection)

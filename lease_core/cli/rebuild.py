@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from contextlib import ExitStack
 
+from lease_core.cli.rules import rules_arguments, rules_given
 from lease_core.cli.sources import SOURCE_HELP, namespace_argument, open_source
 from lease_core.recovery import rebuild
 
@@ -23,6 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="keep",
         help="what becomes of leases that were active: they stay so until they end, or are handed back at once",
     )
+    rules_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,6 +37,7 @@ def run(options: argparse.Namespace) -> int:
             upto=options.upto,
             snapshot=options.snapshot,
             leases=options.leases,
+            config=rules_given(options),
         )
         stats = stack.enter_context(queue).stats()
     print(f"event {stats.head}: {stats.pending} pending, {stats.active} active, {stats.dead} dead")

@@ -1,4 +1,7 @@
-"""Follow a queue's log into another database, until SIGTERM or Ctrl-C; or, with --promote, take over from it."""
+"""Follow a queue's log into another database, until SIGTERM or Ctrl-C; or, with --promote, take over from it.
+
+With --seal the first of the two is a primary that was taken for lost and came back: it takes no more writes.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ import logging
 import threading
 from contextlib import ExitStack
 
+from lease_core.cli.rules import rules_arguments, rules_given
 from lease_core.cli.sources import SOURCE_HELP, namespace_argument, open_queue, open_source
 from lease_core.cli.staying import log_to_stderr, once_reached, stay, until_signalled
 from lease_core.errors import InvalidInput, LeaseError, StoreError
 from lease_core.queue import LeaseQueue
-from lease_core.recovery import Standby
+from lease_core.recovery import Standby, supersede
 from lease_core.replication.contract import EventSource
 from lease_core.replication.errors import HistoryDiffers
 
@@ -34,12 +38,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="take over without it: it is gone for good, and so is what the source has not",
     )
+    parser.add_argument(
+        "--seal", action="store_true", help="seal the source, a primary that came back after the standby took over"
+    )
+    rules_arguments(parser)
     parser.add_argument("--leases", choices=("keep", "release"), default="keep", help="as of omnirelay rebuild")
 
 
 def run(options: argparse.Namespace) -> int:
     log_to_stderr()
     with ExitStack() as stack:
+        if options.seal:
+            return _seal(options, stack)
         if not options.promote:
             if options.source == NO_SOURCE:
                 raise InvalidInput("source", f"{NO_SOURCE} is for --promote: there is nothing to follow")
@@ -54,6 +64,15 @@ def run(options: argparse.Namespace) -> int:
         queue = standby.promote(primary, primary_is_lost=options.primary_is_lost, leases=options.leases)
         stats = stack.enter_context(queue).stats()
     print(f"primary now, at event {stats.head}: {stats.pending} pending, {stats.active} active, {stats.dead} dead")
+    return 0
+
+
+def _seal(options: argparse.Namespace, stack: ExitStack) -> int:
+    if options.promote or options.source == NO_SOURCE:
+        raise InvalidInput("--seal", "name the primary that came back and the queue that took over; it goes alone")
+    old = open_queue(options.source, options.namespace, stack)
+    sealed = supersede(old, open_queue(options.url, options.namespace, stack))
+    print(f"sealed at event {sealed.number}: nobody can write to it any more")
     return 0
 
 
@@ -84,6 +103,7 @@ def _open(options: argparse.Namespace, stack: ExitStack) -> tuple[EventSource | 
                 namespace=options.namespace,
                 interval=options.interval,
                 snapshot=options.snapshot,
+                config=rules_given(options),
             )
         )
         stack.push(opened.pop_all())

@@ -4,6 +4,7 @@ from lease_core.recovery.progress import Progress
 from lease_core.recovery.rebuild import rebuild
 from lease_core.recovery.snapshot import Snapshot, snapshot
 from lease_core.recovery.standby import Standby
+from lease_core.recovery.superseding import supersede
 from lease_core.recovery.verify import Report, verify
 
-__all__ = ["Progress", "Report", "Snapshot", "Standby", "rebuild", "snapshot", "verify"]
+__all__ = ["Progress", "Report", "Snapshot", "Standby", "rebuild", "snapshot", "supersede", "verify"]

@@ -15,7 +15,7 @@ from lease_core.config import QueueConfig
 from lease_core.errors import EventsPruned, InvalidInput
 from lease_core.log import Gathered
 from lease_core.queue import LeaseQueue
-from lease_core.recovery import copying, handing_back, sealing
+from lease_core.recovery import carrying, copying, handing_back, sealing
 from lease_core.recovery import snapshot as snapshots
 from lease_core.recovery.sealing import Rules
 from lease_core.replication.contract import EventSource, good_events
@@ -131,6 +131,14 @@ class Copy:
 
     def head(self) -> Head:
         return reading.head(self._store, self._ns)
+
+    def carry(self, source: LeaseQueue, besides: str = "") -> None:
+        """Bring along what ``source`` keeps beside its log."""
+        carrying.carry(source, self._store, self._ns, self.number, besides)
+
+    def carry_readers(self, source: LeaseQueue, besides: str = "") -> None:
+        """The same, only how far its readers have come."""
+        carrying.carry_readers(source, self._store, self._ns, self.number, besides)
 
     def take_over(self, epoch: int, leases: Leases) -> LeaseQueue:
         """Unseal the copy and open it as the queue that it is now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from lease_core.recovery.progress import Progress, on_terminal
 from lease_core.recovery.strict import strictly
 from lease_core.replication.contract import EventSource
 from lease_core.store.base import Clock
+
+logger = logging.getLogger(__name__)
 
 
 def rebuild(
@@ -44,8 +47,11 @@ def rebuild(
 
     A rebuild that was interrupted goes on where it was when it is called again. Damage in the source is raised as
     ``CorruptCopy`` or ``ReplayDiverged`` at the first bad event, and nothing from there on is used; to settle for what
-    is good before it, call again with ``upto`` one less. The original, if it lives, is not touched: ``Standby.promote``
-    is the way to replace a queue that still runs.
+    is good before it, call again with ``upto`` one less.
+
+    What a queue keeps beside its log comes along from a queue or a snapshot: the places of its readers, the outcomes of
+    effects, its rules. Other copies do not have it, and of the rules only what ``config`` says holds. The original, if
+    it lives, is not touched: ``Standby.promote`` is the way to replace a queue that still runs.
     """
     if leases not in ("keep", "release"):
         raise InvalidInput("leases", f"must be 'keep' or 'release' (got {leases!r})")
@@ -53,6 +59,15 @@ def rebuild(
         raise InvalidInput("upto", f"must be 0 or more (got {upto})")
     source = strictly(source)
     progress = progress or on_terminal("rebuilding")
+    if (
+        not isinstance(source, LeaseQueue)
+        and snapshot is None
+        and "exclusive" not in (config or QueueConfig()).model_fields_set
+    ):
+        logger.warning(
+            "the source does not say whether the queue was exclusive, or had marks or a capacity: it will have none. "
+            "If it had, say so (config=, --exclusive) and rebuild into an empty database"
+        )
     copy = Copy.open(source, url, namespace, config, clock, snapshot)
     try:
         if upto is not None and copy.number > upto:
@@ -73,6 +88,8 @@ def rebuild(
             )
         if progress is not None:
             progress(copy.number, copy.number)
+        if isinstance(source, LeaseQueue):
+            copy.carry(source)
         return copy.take_over(1, leases)
     except BaseException:
         copy.close()

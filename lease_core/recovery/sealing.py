@@ -85,6 +85,11 @@ def _successor(store: Store, ns: int) -> str | None:
     return None if name is None else str(name)
 
 
+def follows(store: Store, ns: int) -> bool:
+    """Whether this is a copy that follows, rather than a primary or what was one."""
+    return (_successor(store, ns) or "").startswith(_OWN)
+
+
 def check_follows(unit: SealedUnit, ns: int, name: str) -> None:
     """Refuse to bring forward what is no longer the copy ``name``, under the lock: it, or another one, took over.
 

@@ -19,15 +19,22 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from lease_core.deterministic import sql_state
+from lease_core.errors import InvalidInput
 from lease_core.model import Value
 from lease_core.queue import LeaseQueue
+from lease_core.recovery import carrying
 from lease_core.replication.durable_file import force_folder
 from lease_core.replication.errors import CorruptCopy
 from lease_core.store import schema
 from lease_core.store.base import HEAD_COLUMNS, Head, Store
 
-FORMAT = 1
-_TABLES = {"item": schema.item, "span": schema.span, "error": schema.error, "origin": schema.origin}
+FORMAT = 2
+"""Since 2 there are readers and outcomes of effects in it, too."""
+_TABLES = {
+    "item": schema.item, "span": schema.span, "error": schema.error, "origin": schema.origin, "reader": schema.reader,
+    "effect": sql_state.values,
+}  # fmt: skip
 _AT_ONCE = 2_000
 # counters that belong to the queue's state; identity, marks and waiters belong to the place
 _KEPT = ("next_id", "number", "pending", "active", "dead", "completed", "backpressure", "next_due", "next_expiry")
@@ -57,6 +64,8 @@ def snapshot(queue: LeaseQueue, path: str | Path) -> Snapshot:
     the log, or from the copy.
     """
     path = Path(path)
+    if not path.name or path.is_dir() or not path.absolute().parent.is_dir():
+        raise InvalidInput("path", f"{path} cannot be a file: name one in a folder that exists")
     fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         made = _write(queue, fresh)
@@ -110,9 +119,13 @@ def _head(connection: sa.Connection, ns: int) -> Head:
 def _lines(connection: sa.Connection, ns: int, first: Snapshot) -> Iterator[bytes]:
     yield first.to_json() + b"\n"
     for name, table in _TABLES.items():
-        found = connection.execute(
-            sa.select(*_columns(name)).where(table.c.ns == ns), execution_options={"yield_per": _AT_ONCE}
-        )
+        if name == "effect":
+            if not sa.inspect(connection).has_table(table.name):
+                continue
+            wanted: sa.Select[Any] = carrying.recorded_by(first.queue_id)
+        else:
+            wanted = sa.select(*_columns(name)).where(table.c.ns == ns)
+        found = connection.execute(wanted, execution_options={"yield_per": _AT_ONCE})
         for rows in found.partitions(_AT_ONCE):
             yield _encode([name, [tuple(row) for row in rows]]) + b"\n"
 
@@ -146,12 +159,20 @@ def load(path: str | Path, store: Store, ns: int) -> int:
             )
             if taken.rowcount == 1:
                 for name, rows in _batches(Path(path)):
-                    connection.exec_driver_sql(_insert(name, connection.dialect.name), [(ns, *row) for row in rows])
+                    _fill(connection, ns, name, rows)
             connection.exec_driver_sql("COMMIT")
         except BaseException:
             connection.exec_driver_sql("ROLLBACK")
             raise
     return header.sequence_number
+
+
+def _fill(connection: sa.Connection, ns: int, name: str, rows: list[list[Any]]) -> None:
+    if name == "effect":
+        sql_state.make_tables(connection)
+        connection.exec_driver_sql(carrying.insert_effects(connection.dialect.name), [tuple(row) for row in rows])
+    else:
+        connection.exec_driver_sql(_insert(name, connection.dialect.name), [(ns, *row) for row in rows])
 
 
 def _insert(name: str, dialect: str) -> str:
@@ -167,6 +188,8 @@ def _columns(name: str) -> list[sa.Column[Any]]:
 
 def _check(path: Path) -> None:
     digest, lines, last = hashlib.sha256(), 0, b""
+    if not path.is_file():
+        raise InvalidInput("snapshot", f"there is no file {path}")
     with path.open("rb") as file:
         for line in file:
             if last:
@@ -177,7 +200,7 @@ def _check(path: Path) -> None:
         end = msgspec.json.decode(last, type=_End)
     except msgspec.MsgspecError:
         raise CorruptCopy(str(path), "the snapshot is cut off: its last line is missing", 0) from None
-    if (end.lines, end.sha256) != (lines, digest.hexdigest()):
+    if (end.lines, end.sha256) != (lines, digest.hexdigest()) or end.to_json() + b"\n" != last:
         raise CorruptCopy(str(path), "the snapshot is damaged: its checksum does not fit", 0)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 
 from lease_core.config import QueueConfig
-from lease_core.errors import EventsPruned, InvalidInput
+from lease_core.errors import EventsPruned, InvalidInput, StoreError
 from lease_core.queue import LeaseQueue
 from lease_core.recovery import sealing
 from lease_core.recovery.copy import PAGE, Copy, Leases
@@ -21,6 +22,8 @@ from lease_core.store.base import Clock
 
 logger = logging.getLogger(__name__)
 
+_CARRY_EVERY = 5.0
+"""Seconds between looks at how far the primary's readers have come."""
 _FOR_GOOD = (CorruptCopy, EventsPruned, HistoryDiffers, ReplayDiverged)
 
 
@@ -59,6 +62,7 @@ class Standby:
         self.trouble: Exception | None = None
         self._reader = f"standby/{self._copy.name}"
         self._told = self._copy.number
+        self._carry_at = 0.0
         try:
             self._register()
         except BaseException:
@@ -96,6 +100,9 @@ class Standby:
             except InvalidInput:  # it was dropped, as that of a standby that was thought to be gone
                 self._register()
             self._told = self._copy.number
+        if isinstance(self._source, LeaseQueue) and time.monotonic() >= self._carry_at:
+            self._copy.carry_readers(self._source, self._reader)  # should the primary be lost, they are known here
+            self._carry_at = time.monotonic() + _CARRY_EVERY
         return taken
 
     def _register(self) -> None:
@@ -142,9 +149,13 @@ class Standby:
         the log is taken in, so that nothing is lost; then the copy becomes primary. A crash in between leaves no
         primary, never two; promoting again goes on from there.
 
+        The places of its readers and the outcomes of effects that its database has come along.
+
         If the primary cannot be reached and never will be, say ``primary_is_lost=True``: the copy takes over as of the
-        last event it has, and what came after is lost. Nobody can keep a primary that lives on, unreachable from here,
-        from granting; seal it with ``seal`` as soon as it is reached. ``leases`` is as in ``rebuild``.
+        last event it has, and what came after is lost, and so are outcomes that were recorded in its database. If the
+        source is the primary, and answers after all, it is sealed as ever. Nobody can keep a primary that lives on,
+        unreachable from here, from granting; seal it with ``supersede`` as soon as it is reached. ``leases`` is as in
+        ``rebuild``.
         """
         self.stop()
         if (primary is None) == (not primary_is_lost):
@@ -152,15 +163,33 @@ class Standby:
                 "primary", "give the primary, so that it is sealed; or primary_is_lost=True if it is gone for good"
             )
         epoch = 1
-        if primary is not None:
-            self._copy.check_history(primary)  # another queue of the same name must not be sealed by mistake
-            sealed = self.seal(primary)
+        sealed = self._sealed_after_all() if primary is None else self._sealed(primary)
+        if sealed is not None:
+            primary = primary or cast(LeaseQueue, self._source)
             epoch = sealed.epoch
             while self._copy.number < sealed.number:
                 if not self._copy.advance(primary, PAGE, sealed.number):
                     raise ReplayDiverged(self._copy.number + 1, "the primary's log ends before its head says it does")
+            self._copy.carry(primary, self._reader)
         self._promoted = True
         return self._copy.take_over(epoch + 1, leases)
+
+    def _sealed(self, primary: LeaseQueue) -> sealing.Sealed:
+        self._copy.check_history(primary)  # another queue of the same name must not be sealed by mistake
+        return self.seal(primary)
+
+    def _sealed_after_all(self) -> sealing.Sealed | None:
+        """The primary that was said to be lost is sealed, if it is the source and answers."""
+        source = self._source
+        try:
+            if not isinstance(source, LeaseQueue) or sealing.follows(source._store, source._ns):
+                return None  # a copy, as this is
+            sealed = self._sealed(source)
+        except (StoreError, EventsPruned, HistoryDiffers) as error:
+            logger.warning("the primary is taken for lost and was not sealed: %s", error)
+            return None
+        logger.warning("the primary that was said to be lost answers, and was sealed")
+        return sealed
 
     def seal(self, primary: LeaseQueue) -> sealing.Sealed:
         """Let ``primary`` take no more writes, in favour of this copy. Repeating it is fine."""

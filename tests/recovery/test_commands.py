@@ -138,3 +138,39 @@ def test_a_standby_is_promoted_when_all_else_is_lost(source: str, url: str, tmp_
 def test_a_place_without_a_copy_is_not_promoted(tmp_path: Path) -> None:
     told = omnirelay("standby", "none", f"sqlite:///{tmp_path}/empty.db", "--promote", "--primary-is-lost", code=2)
     assert "there is no copy of namespace 'resourcelease' there" in told
+
+
+def test_a_primary_that_came_back_is_sealed(url: str, tmp_path: Path) -> None:
+    copy = f"sqlite:///{tmp_path}/copy.db"
+    lines = f"jsonl:{tmp_path}/lines"
+    omnirelay("standby", lines, copy, "--namespace", "landing", "--promote", "--primary-is-lost")
+    assert "wrong way round" in omnirelay("standby", copy, url, "--namespace", "landing", "--seal", code=2)
+    assert "sealed at event 5" in omnirelay("standby", url, copy, "--namespace", "landing", "--seal")
+    with LeaseQueue.open(url, "landing") as old, LeaseQueue.open(copy, "landing") as new:
+        with pytest.raises(QueueSealed):
+            old.lease("worker")
+        assert new.lease("worker")
+
+
+def test_a_primary_that_is_said_to_be_lost_and_answers_is_sealed(url: str, tmp_path: Path) -> None:
+    copy = f"sqlite:///{tmp_path}/copy.db"
+    told = omnirelay("standby", url, copy, "--namespace", "landing", "--promote", "--primary-is-lost")
+    assert "answers, and was sealed" in told
+    with LeaseQueue.open(url, "landing") as old, pytest.raises(QueueSealed):
+        old.lease("worker")
+
+
+def test_what_a_log_does_not_say_can_be_said(url: str, tmp_path: Path) -> None:
+    with LeaseQueue.open(url, "landing") as queue:
+        queue.enqueue([WorkItem("file", "same") for _ in range(3)])
+        Relay(queue, JsonlSink(tmp_path / "more")).run_once()
+    copy = f"sqlite:///{tmp_path}/copy.db"
+    options = ("--namespace", "landing", "--exclusive", "resource", "--capacity", "9")
+    told = omnirelay("rebuild", f"jsonl:{tmp_path}/more", copy, *options)
+    assert "does not say" not in told
+    with LeaseQueue.open(copy, "landing") as queue:
+        assert [lease.item.resource_id for lease in queue.lease("worker", limit=9)].count("same") == 1
+    told = omnirelay(
+        "rebuild", f"jsonl:{tmp_path}/more", f"{copy}2", "--namespace", "landing", "--capacity", "-1", code=2
+    )
+    assert "--capacity" in told

@@ -53,7 +53,7 @@ def test_any_changed_byte_is_noticed(tmp_path: Path, clock: FakeClock) -> None:
         live(queue, clock, seed=1, steps=8)
         snapshot(queue, path)
         whole = path.read_bytes()
-        for at in [*range(0, 700, 13), *range(700, len(whole), 211)]:
+        for at in [*range(0, 700, 13), *range(700, len(whole), 211), len(whole) - 1]:
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
             with pytest.raises(CorruptCopy):
                 rebuild(queue, "sqlite://", namespace="main", snapshot=path, clock=clock)
@@ -78,8 +78,11 @@ def test_two_at_once_do_not_write_into_each_other(original: LeaseQueue, sqlite_u
     with ThreadPoolExecutor(4) as pool:
         made = [each.result() for each in [pool.submit(_snapshot_apart, tmp_path, path) for _ in range(12)]]
     assert {each.sequence_number for each in made} == {original.stats().head}
-    with pytest.raises(FileNotFoundError):
-        snapshot(original, tmp_path / "nowhere" / "snapshot")
+    for bad in (tmp_path / "nowhere" / "snapshot", tmp_path):
+        with pytest.raises(InvalidInput, match="in a folder that exists"):
+            snapshot(original, bad)
+    with pytest.raises(InvalidInput, match="snapshot: there is no file"):
+        rebuild(original, sqlite_url, snapshot=tmp_path / "nothing")
     assert [each.name for each in tmp_path.glob("*snapshot*")] == ["snapshot"]
     rebuild(original, sqlite_url, snapshot=path, config=config()).close()
 
