@@ -268,7 +268,9 @@ def raw_objects(given: dict[str, Any]) -> Bare:
         store = open_object_store(where, given.get("options"), given.get("client_options"))
         for key, block in keyed:
             obstore.put(store, key, block, mode="create")
-            if not given:  # on local disk it is in the system's cache by now, and as durable as ours only after this
+            # on local disk it is in the system's cache by now. Ours forces files as it writes them, the folder for
+            # several at once; a bare client that counts on each object must force both
+            if not given:
                 force(place / key)
                 force((place / key).parent)
             yield

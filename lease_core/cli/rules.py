@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pydantic import ValidationError
-
 from lease_core.config import QueueConfig
-from lease_core.errors import InvalidInput
 
 _RULES = ("exclusive", "high_watermark", "capacity")
 
@@ -24,9 +21,4 @@ def rules_given(options: argparse.Namespace) -> QueueConfig:
     given = {name: value for name in _RULES if (value := getattr(options, name)) is not None}
     if given.get("exclusive") == "none":
         given["exclusive"] = None
-    try:
-        return QueueConfig(**given)
-    except ValidationError as error:
-        [first, *_] = error.errors()
-        field = "--" + str(first["loc"][0] if first["loc"] else "capacity").replace("_", "-")
-        raise InvalidInput(field, str(first["msg"])) from None
+    return QueueConfig(**given)

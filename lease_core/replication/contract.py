@@ -59,7 +59,8 @@ class Settles(HoldsPosition, Protocol):
     """A sink that forces several batches to disk at the cost of one. Its ``deliver`` does both at once.
 
     Until ``settle`` has returned nothing that was taken counts as delivered: if it raises, or never comes, the sink is
-    asked for its position, and must not count what it cannot vouch for.
+    asked for its position, and must not count what it cannot vouch for. One that does so only in some places has
+    ``settles = False`` elsewhere, and is then given batches by ``deliver``.
     """
 
     def take(self, batch: Batch) -> None:

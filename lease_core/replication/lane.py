@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Literal, NamedTuple
@@ -102,10 +102,11 @@ class Lane:
         self._linger: float = getattr(sink, "linger", 0.0) if rules.linger is None else rules.linger
         self._state = "new"
         # found out once: to ask whether a sink has these methods takes longer than to keep a checkpoint
-        self._settling = sink if isinstance(sink, Settles) else None
+        self._settling = sink if isinstance(sink, Settles) and getattr(sink, "settles", True) else None
         self._placed = sink if isinstance(sink, HoldsPosition) else None
         self._position: int | None = None  # what to read on from. None: to be asked for
         self._taken: list[_Taken] = []
+        self._unsure: list[_Taken] = []  # what was taken when something failed: the sink is asked what it has of it
         self._known = 0  # up to where the sink is known to have everything for good
         self._saved = -1
         self._saved_at = time.monotonic()
@@ -196,16 +197,19 @@ class Lane:
         """Have the sink keep for good what it has taken; only then does it count."""
         if self._taken and self._settling is not None:
             self._settling.settle()
-        for events, last, queueing, since in self._taken:
+        self._count(self._taken)
+        self._taken.clear()
+        if self._position is not None:
+            self._succeed()  # before it can be seen how far it is: a sink that has everything is not retrying
+            self._known = self._position
+
+    def _count(self, taken: Iterable[_Taken]) -> None:
+        for events, last, queueing, since in taken:
             apply = time.monotonic() - since
             self._delivered += events
             # the sink has it: that the source cannot be asked how long its log is must not deliver it again
             behind = self._behind_if_known(last)
             self._telemetry.delivered(self._labels, events, queueing, apply, behind, self._age())
-        self._taken.clear()
-        if self._position is not None:
-            self._succeed()  # before it can be seen how far it is: a sink that has everything is not retrying
-            self._known = self._position
 
     def _refuse(self, event: LeaseEvent, refusal: RefusedForGood) -> None:
         self._refused += 1
@@ -221,6 +225,8 @@ class Lane:
     def _recall(self, namespace: str) -> int:
         """Where to go on: where the sink says it is, or else where its checkpoint is."""
         own = None if self._placed is None else self._placed.position(namespace)
+        unsure, self._unsure = self._unsure, []
+        self._count(each for each in unsure if own is not None and each.last <= own)
         head = self._pages.head(fresh=True)  # asked after the sink, so that it cannot be behind it
         if own is not None and head is not None and own > head:
             raise HistoryDiffers(
@@ -331,7 +337,7 @@ class Lane:
     def _fail(self, error: Exception) -> None:
         self._failures += 1
         self._state, self._error = "retrying", error
-        self._taken.clear()
+        self._unsure, self._taken = self._taken, []
         if self._placed is not None:
             self._position = None  # part of the batch may be there: ask the sink
         pause = self.rules.backoff.pause(self._failures, getattr(error, "retry_after", None))

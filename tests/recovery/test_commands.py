@@ -173,4 +173,4 @@ def test_what_a_log_does_not_say_can_be_said(url: str, tmp_path: Path) -> None:
     told = omnirelay(
         "rebuild", f"jsonl:{tmp_path}/more", f"{copy}2", "--namespace", "landing", "--capacity", "-1", code=2
     )
-    assert "--capacity" in told
+    assert "capacity: Input should be greater" in told

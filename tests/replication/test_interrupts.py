@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from lease_core.replication import (
     read_segments,
     read_sql,
 )
+from lease_core.replication.sinks import jsonl
 from tests.interrupts import at_every_step
 from tests.replication.conftest import work
 
@@ -74,3 +77,33 @@ def test_an_interrupt_at_any_step_leaves_a_copy_to_go_on_with(
         close(sink)
         assert list(each_event(read(path))) == queue.events(0, 10), place
         copies.append(begun(len(copies)))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("act", ["close", "a delivery that the disk does not take"])
+def test_an_interrupt_at_any_step_leaves_no_lock(
+    queue: LeaseQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    work(queue, 4)
+    first, second = Batch(queue.events(0, 5)), Batch(queue.events(5, 5))
+    sinks = [JsonlSink(tmp_path)]
+    sinks[-1].deliver(first)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    def interrupted() -> None:
+        if act == "close":
+            return sinks[-1].close()
+        with monkeypatch.context() as patched, suppress(SinkUnavailable):
+            patched.setattr(jsonl, "_write", full)
+            sinks[-1].deliver(second)
+        return None
+
+    for place in at_every_step(CODE, interrupted, least=5):
+        sinks[-1].close()
+        sinks.append(JsonlSink(tmp_path))
+        try:
+            assert sinks[-1].position(queue.namespace) == 5, place
+        except SinkUnavailable as error:
+            pytest.fail(f"after an interrupt at {place}: {error}")

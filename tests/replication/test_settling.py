@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lease_core import LeaseQueue
 from lease_core.replication import (
     Backoff,
     Batch,
+    CorruptCopy,
     JsonlSink,
     MemorySink,
     ObjectStoreSink,
@@ -167,7 +170,9 @@ def test_names_of_objects_are_forced_once_for_all_that_was_taken(
     work(queue, 30)
     folder = tmp_path / queue.namespace
     forced: list[list[str]] = []
-    monkeypatch.setattr(object_store, "force_folder", lambda path: forced.append(sorted(os.listdir(path))))
+    monkeypatch.setattr(
+        object_store, "force_folder", lambda path: path == folder and forced.append(sorted(os.listdir(path)))
+    )
     sink = ObjectStoreSink(tmp_path.as_uri())
     for after in (0, 10, 20):
         sink.take(Batch(queue.events(after, 10)))
@@ -192,7 +197,7 @@ def test_an_object_that_another_relay_has_put_is_forced_before_it_counts(
     monkeypatch.setattr(object_store, "force_folder", forced.append)
     ours.take(Batch(queue.events(0, 10)))
     ours.settle()
-    assert forced == [tmp_path / queue.namespace]
+    assert forced[0] == tmp_path / queue.namespace
 
 
 def test_objects_whose_names_the_disk_did_not_take_do_not_count(
@@ -215,6 +220,80 @@ def test_objects_whose_names_the_disk_did_not_take_do_not_count(
     relay.run_once()
     assert relay.status()[0].position == queue.readers()["relay/objects"] == queue.stats().head
     assert list(each_event(read_segments(tmp_path.as_uri()))) == list(each_event(queue))
+
+
+def test_what_was_taken_before_a_failure_is_counted_once_it_is_seen_to_be_there(
+    queue: LeaseQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work(queue, 40)
+    head = queue.stats().head
+    sink, puts = ObjectStoreSink(tmp_path.as_uri()), 0
+    put_new = object_store.put_new
+
+    def fails_once(*given: Any) -> None:
+        nonlocal puts
+        puts += 1
+        if puts == 6:
+            raise OSError(errno.EIO, "for a moment")
+        put_new(*given)
+
+    monkeypatch.setattr(object_store, "put_new", fails_once)
+    relay = Relay(queue, [sink, MemorySink()], rules={"objects": replace(QUICK, linger=0), "memory": Rules()})
+    relay._lanes[1].step()  # so that all of it is at hand, and nothing is settled before the failure
+    for _ in range(5):
+        relay.run_once()
+        time.sleep(0.002)
+    assert relay.status()[0].delivered == relay.status()[0].position == head
+
+
+def test_where_what_was_put_is_there_for_good_nothing_is_settled(queue: LeaseQueue) -> None:
+    work(queue, 20)
+    sink = ObjectStoreSink("memory:///")
+    relay = Relay(queue, [sink, MemorySink()], rules={"objects": replace(QUICK, linger=0), "memory": Rules()})
+    relay._lanes[1].step()
+    relay._lanes[0].step()
+    assert not sink.settles
+    assert relay.status()[0].position == 10
+
+
+def test_a_hole_that_unforced_names_left_is_found(queue: LeaseQueue, tmp_path: Path) -> None:
+    """Some file systems lose names in another order than that in which they were given."""
+    work(queue, 30)
+    sink = ObjectStoreSink(tmp_path.as_uri())
+    for after in range(0, 50, 10):
+        sink.take(Batch(queue.events(after, 10)))
+    sorted((tmp_path / queue.namespace).iterdir())[2].unlink()
+    with pytest.raises(CorruptCopy, match="events 21 to 30 are missing"):
+        ObjectStoreSink(tmp_path.as_uri()).position(queue.namespace)
+
+
+def test_a_folder_that_is_gone_holds_up_no_other(queue: LeaseQueue, tmp_path: Path) -> None:
+    work(queue, 10)
+    batch = Batch(queue.events(0, 10))
+    sink = ObjectStoreSink(tmp_path.as_uri())
+    other = Batch([msgspec.structs.replace(event, namespace="other") for event in batch])
+    sink.take(batch)
+    shutil.rmtree(tmp_path / queue.namespace)
+    with pytest.raises(FileNotFoundError):
+        sink.settle()
+    sink.deliver(other)
+    sink.deliver(batch)
+    assert sink.position("other") == sink.position(queue.namespace) == 10
+
+
+@pytest.mark.parametrize("sink", [JsonlSink, lambda path: ObjectStoreSink(path.as_uri())])
+def test_the_name_of_a_folder_is_forced_whoever_made_it(
+    sink: Any, queue: LeaseQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been made by a relay that was killed before it forced the name."""
+    work(queue, 3)
+    place = tmp_path / "copy"
+    (place / queue.namespace).mkdir(parents=True)
+    forced: list[Path] = []
+    for module in (jsonl, object_store):
+        monkeypatch.setattr(module, "force_folder", forced.append)
+    sink(place).deliver(Batch(queue.events()))
+    assert place in forced
 
 
 @pytest.mark.parametrize("unnamed", [True, False])

@@ -365,6 +365,35 @@ def test_a_password_reaches_the_lineage_backend_and_no_log(
     assert base64.b64encode(b"me:hunter 2").decode() not in caplog.text
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:hun/ter2@host/",
+        "http://me:hunter#2@host/",
+        "http://me:hun?ter2@host",
+        "http://me:12/hunter2@host",
+        "http://me:hun\uff1ater2@host",
+        "me:hunter2@host:9",
+        "http:/me:hunter2@host/",
+    ],
+)
+def test_a_url_that_cannot_be_taken_apart_is_refused_without_being_shown(url: str) -> None:
+    with pytest.raises(InvalidInput, match="write / as %2F") as refusal:
+        OpenLineageSink(url)
+    assert "hun" not in str(refusal.value)
+
+
+def test_a_password_leaves_the_clients_own_configuration_as_it_is(
+    endpoint: HttpEndpoint, queue: LeaseQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TIMEOUT", "99")
+    work(queue, 1)
+    sink = OpenLineageSink(endpoint.root.replace("://", "://me:hunter2@"))
+    sink.deliver(Batch(queue.events()))
+    assert sink._client.transport.timeout == 99
+    sink.close()
+
+
 def test_a_lineage_backend_that_refuses_names_the_event(endpoint: HttpEndpoint, queue: LeaseQueue) -> None:
     work(queue, 2)
     endpoint.answer = lambda events: 422

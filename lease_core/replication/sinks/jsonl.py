@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -178,14 +179,15 @@ class _Writer:
         self._folder, self._max_bytes, self._fsync = folder, max_bytes, fsync
         self._last: Seal | None = None
         self._file: int | None = None
-        self._lock: int | None = None
+        self._lock: FileIO | None = None  # an object, which lets go of the lock with the last who knows of it
         self._size = self._forced = 0
 
     def open(self) -> None:
         """Take the lock, and go to the end of what is there."""
         make_folder(self._folder)
-        self._lock = os.open(self._folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
-        _lock(self._lock, self._folder)
+        force_folder(self._folder.parent)  # who made the folder may have been killed before
+        self._lock = FileIO(self._folder / ".lock", "a+")
+        _lock(self._lock.fileno(), self._folder)
         self._resume()
 
     @property
@@ -227,11 +229,12 @@ class _Writer:
         self._forced = self._size
 
     def close(self) -> None:
-        for descriptor in (self._file, self._lock):
-            if descriptor is not None:
-                with suppress(OSError):
-                    os.close(descriptor)
-        self._file = self._lock = None
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                os.close(file)
+        if self._lock is not None:
+            self._lock.close()
 
     def _resume(self) -> None:
         """Go to the last seal, cutting off what comes after it."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _SUFFIX = ".jsonl"
+_UNFORCED = 8  # names at most that a relay leaves unforced for a moment
 
 
 class ObjectStoreSink:
@@ -51,7 +52,9 @@ class ObjectStoreSink:
         self.name = name
         self._store = open_object_store(url, options, client_options)
         self._ends: dict[str, Seal | None] = {}
-        self._unforced: set[Path] = set()
+        self._unforced: dict[str, Path] = {}
+        self._forced: set[str] = set()
+        self.settles = folder_of(self._store, "") is not None  # elsewhere what was put is there for good
         self._lock = threading.Lock()
 
     def deliver(self, batch: Batch) -> None:
@@ -67,7 +70,8 @@ class ObjectStoreSink:
             copy = SegmentsCopy(self._store, batch.namespace)
             check_last(batch, self._position(batch.namespace), lambda number: next(copy.read(number - 1), None))
             while rest := rest and rest.after(self._position(batch.namespace)):
-                self._unforced.update(folder_of(self._store, batch.namespace))
+                if folder := folder_of(self._store, batch.namespace):
+                    self._unforced[batch.namespace] = folder
                 data, made = seal(rest, self._ends[batch.namespace])
                 try:
                     put_new(self._store, key_of(batch.namespace, rest.first), data)
@@ -85,10 +89,20 @@ class ObjectStoreSink:
     def settle(self) -> None:
         """Force the names of objects to disk that were put since the last time, by this relay or another."""
         with self._lock:
-            for folder in list(self._unforced):
-                with room_in(folder):
-                    force_folder(folder)
-                self._unforced.remove(folder)
+            for namespace, folder in list(self._unforced.items()):
+                del self._unforced[namespace]
+                try:
+                    self._force(namespace, folder)
+                except BaseException:  # the folder may be gone, even: look what is there before anything is counted
+                    self._ends.pop(namespace, None)
+                    raise
+
+    def _force(self, namespace: str, folder: Path) -> None:
+        with room_in(folder):
+            force_folder(folder)
+            if namespace not in self._forced:  # who made the folder may have been killed before its name was safe
+                force_folder(folder.parent)
+                self._forced.add(namespace)
 
     def position(self, namespace: str) -> int | None:
         with self._lock, without_secrets():
@@ -97,12 +111,26 @@ class ObjectStoreSink:
 
     def _position(self, namespace: str) -> int:
         if namespace not in self._ends:
-            last = max(keys(self._store, namespace), default=None)
-            for folder in folder_of(self._store, namespace) if last else ():
-                force_folder(folder)  # another process may have put what was seen there, and not have forced it yet
-            self._ends[namespace] = self._seal_at(last) if last else None
+            listed = keys(self._store, namespace)
+            folder = folder_of(self._store, namespace)
+            if folder is None or not listed:
+                self._ends[namespace] = self._seal_at(listed[-1]) if listed else None
+            else:
+                self._force(namespace, folder)  # another process may have put what was seen there, and not forced it
+                self._ends[namespace] = self._chained(listed[-_UNFORCED - 1 :])
         end = self._ends[namespace]
         return end.last if end else 0
+
+    def _chained(self, listed: list[str]) -> Seal | None:
+        """The last of some seals, each of which follows the one before.
+
+        Names that were not forced when the power went are not lost in order, on some file systems: what was to come
+        before the last one may be missing.
+        """
+        before: Seal | None = None
+        for key in listed:
+            before = segment(self._store, key, before).seal
+        return before
 
     def _seal_at(self, key: str) -> Seal:
         return segment(self._store, key).seal
@@ -164,13 +192,13 @@ def put_new(store: ObjectStore, key: str, data: bytes) -> None:
         obstore.put(store, key, data, mode="create")
 
 
-def folder_of(store: ObjectStore, namespace: str) -> list[Path]:
+def folder_of(store: ObjectStore, namespace: str) -> Path | None:
     """The folder in which names must be forced to disk, if the store is one of files."""
     from obstore.store import LocalStore
 
     if isinstance(store, LocalStore) and store.prefix is not None:
-        return [Path(store.prefix) / folder_name(namespace)]
-    return []
+        return Path(store.prefix) / folder_name(namespace)
+    return None
 
 
 def keys(store: ObjectStore, namespace: str) -> list[str]:

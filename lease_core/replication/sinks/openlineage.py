@@ -6,12 +6,13 @@ import uuid
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from lease_core.errors import InvalidInput
 from lease_core.model import EventType, LeaseEvent
 from lease_core.replication.batch import Batch
 from lease_core.replication.errors import RefusedForGood, SinkUnavailable
+from lease_core.replication.sinks.address import without_userinfo
 
 _PRODUCER = "urn:omnirelay:relay"
 _LEASE_FACET = "urn:omnirelay:lease-run-facet:1"
@@ -36,6 +37,9 @@ class OpenLineageSink:
             raise InvalidInput("url", "give either url or transport")
         self.name = name
         self._transport = dict(transport or {"type": "http", "url": url})
+        self._secret = ""
+        if self._transport.get("type") == "http":
+            self._transport["url"], self._secret = without_userinfo("url", str(self._transport.get("url") or ""))
         self._client: Any = None
 
     def deliver(self, batch: Batch) -> None:
@@ -50,9 +54,9 @@ class OpenLineageSink:
 
     def _emit(self, event: LeaseEvent) -> None:
         made = run_event(event)
-        if self._client is None:
-            self._client = _client(self._transport)
         try:
+            if self._client is None:
+                self._client = _client(self._transport, self._secret)
             self._client.emit(made)
         except Exception as error:  # each transport raises its own
             status = getattr(getattr(error, "response", None), "status_code", None)
@@ -62,24 +66,21 @@ class OpenLineageSink:
             raise SinkUnavailable(f"the OpenLineage backend cannot be reached ({said})") from None
 
 
-def _client(transport: dict[str, Any]) -> Any:
+def _client(transport: Mapping[str, Any], secret: str) -> Any:
+    """OpenLineage's client, whose own configuration (a file, the environment) goes together with ``transport``."""
     from openlineage.client import OpenLineageClient
 
-    parts = urlsplit(str(transport.get("url", "")))
-    if transport.get("type") != "http" or "@" not in parts.netloc:
-        return OpenLineageClient(config={"transport": transport})
-    from openlineage.client.transport.http import HttpConfig, HttpTransport, TokenProvider
+    client = OpenLineageClient(config={"transport": dict(transport)})
+    if secret:
+        from openlineage.client.transport.http import HttpTransport, TokenProvider
 
-    secret = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+        class Basic(TokenProvider):
+            def get_bearer(self) -> str:
+                return "Basic " + b64encode(secret.encode()).decode()
 
-    class Basic(TokenProvider):
-        def get_bearer(self) -> str:
-            return "Basic " + b64encode(secret.encode()).decode()
-
-    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    config = HttpConfig.from_dict({**transport, "url": bare})
-    config.auth = Basic({})
-    return OpenLineageClient(transport=HttpTransport(config))
+        if isinstance(client.transport, HttpTransport):
+            client.transport.config.auth = Basic({})
+    return client
 
 
 def run_event(event: LeaseEvent) -> Any:
