@@ -1,4 +1,4 @@
-"""The digest by which the events of a batch are known: BLAKE3, a quarter of the time of SHA-256 and as hard to forge."""
+"""The digest by which the events of a batch are known: BLAKE3, in a quarter of SHA-256's time, and as hard to forge."""
 
 from __future__ import annotations
 
