@@ -107,6 +107,22 @@ def test_wrong_options_of_a_sink_are_named_without_their_values() -> None:
         make_sink("carrier-pigeon", "p", {})
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "field"),
+    [
+        ("http", {"url": "ftp://me:hunter2@x"}, "sinks.second.url"),
+        ("jsonl", {"path": "x", "max_bytes": 0}, "sinks.second.max_bytes"),
+        ("hub", {"address": "nowhere"}, "sinks.second.address"),
+        ("carrier-pigeon", {}, "sinks.second.type"),
+    ],
+)
+def test_a_sink_that_cannot_be_made_is_named(kind: str, options: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidConfig) as wrong:
+        make_sink(kind, "second", options)
+    assert wrong.value.field == field
+    assert "hunter2" not in str(wrong.value)
+
+
 def test_an_installed_package_adds_a_sink_without_touching_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-from lease_core.errors import InvalidConfig
+from lease_core.errors import InvalidConfig, InvalidInput
 from lease_core.replication.contract import Sink
 
 GROUP = "omnirelay.sinks"
@@ -35,7 +35,10 @@ def sink_types() -> list[str]:
 def make_sink(kind: str, name: str, options: dict[str, Any]) -> Sink:
     """The sink of type ``kind`` with these options. Raises ``InvalidConfig``, which shows no option's value."""
     try:
-        sink = _class_of(kind)(name=name, **options)
+        factory = _class_of(kind)
+        sink = factory(name=name, **options)
+    except InvalidInput as error:  # which of several sinks it is, it cannot know itself
+        raise InvalidConfig(f"sinks.{name}.{error.field}", error.problem) from None
     except TypeError as error:
         raise InvalidConfig(f"sinks.{name}", f"wrong options for type {kind}: {error}") from None
     if not isinstance(sink, Sink):
