@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,8 +19,12 @@ from lease_core.cli import main
 from lease_core.errors import InvalidConfig
 from lease_core.replication import JsonlSink, each_event, read_jsonl, read_sql
 from lease_core.replication.settings import load_settings
+from lease_core.replication.sinks.options import fit_options
 from lease_core.replication.sinks.registry import make_sink, sink_types
 from tests.replication.conftest import work
+
+if TYPE_CHECKING:
+    from decimal import Decimal  # not there when a sink is made
 
 FILE = """
 [relay]
@@ -123,13 +130,85 @@ def test_a_sink_that_cannot_be_made_is_named(kind: str, options: dict[str, objec
     assert "hunter2" not in str(wrong.value)
 
 
+def sink_by_environment(**options: str) -> Any:
+    """The sink ``s`` of these settings in the environment."""
+    environment = {f"OMNIRELAY_SINKS__S__{option.upper()}": value for option, value in options.items()}
+    [sink] = load_settings(None, {"OMNIRELAY_RELAY__URL": "sqlite://"} | environment).make_sinks()
+    return sink
+
+
+def test_nothing_goes_to_another_machine_in_the_clear_because_a_flag_is_text() -> None:
+    encrypted = sink_by_environment(type="hub", address="hub.example:1", insecure="false", begin_late="false")
+    assert encrypted._client._credentials is not None
+    assert encrypted._begin_late is False
+    plain = sink_by_environment(type="hub", address="hub.example:1", insecure="true", begin_late="TRUE", timeout="5")
+    assert plain._client._credentials is None
+    assert (plain._begin_late, plain._timeout) == (True, 5.0)
+
+
+def test_text_becomes_what_the_sink_takes(tmp_path: Path) -> None:
+    files = sink_by_environment(type="jsonl", path=str(tmp_path), fsync="false", max_bytes="1000")
+    assert (files._fsync, files._max_bytes) == (False, 1000)
+    assert sink_by_environment(type="memory", capacity="7")._capacity == 7
+    endpoint = sink_by_environment(type="http", url="http://x", headers='{"X-Key": "1"}', timeout="2.5")
+    assert (endpoint._headers, endpoint._timeout) == ({"X-Key": "1"}, 2.5)
+    by_parts = sink_by_environment(type="http", url="http://x", headers__accept="text/plain")
+    assert by_parts._headers == {"accept": "text/plain"}
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [("false", False), ("True", True), ("0", False), ("/etc/ca.pem", "/etc/ca.pem")]
+)
+def test_what_may_be_a_flag_or_a_path_is_either(said: str, meant: bool | str) -> None:
+    assert sink_by_environment(type="http", url="http://x", verify=said)._verify == meant
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("hub", {"address": 5}, "sinks.s.address: must be text"),
+        ("hub", {"address": "x:1", "insecure": "hunter2"}, "sinks.s.insecure: must be true or false"),
+        ("http", {"url": "http://x", "timeout": "hunter2"}, "sinks.s.timeout: must be a number"),
+        ("http", {"url": "http://x", "headers": {"X-Key": 5}}, "sinks.s.headers.X-Key: must be text"),
+        ("http", {"url": "http://x", "headers": "hunter2"}, "sinks.s.headers: must be a table (in the environment"),
+        ("jsonl", {"path": "x", "max_bytes": "hunter2"}, "sinks.s.max_bytes: must be a whole number"),
+        ("jsonl", {"path": 5}, "sinks.s.path: must be text or a path"),
+        ("nats", {"servers": 5}, "sinks.s.servers: must be text or a list"),
+    ],
+)
+def test_an_option_of_the_wrong_type_is_named_without_its_value(
+    kind: str, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=f"^{re.escape(said)}") as wrong:
+        make_sink(kind, "s", options)
+    assert "hunter2" not in str(wrong.value)
+
+
+def test_options_fit_what_a_sink_says_and_are_left_alone_where_it_says_nothing() -> None:
+    def factory(
+        name: str,
+        bare,
+        flag: bool,
+        unheard_of: Decimal,
+        several: Iterable[int],
+        flags: dict[str, bool],
+        **more: int,
+    ) -> None: ...
+
+    given = {"bare": "1", "flag": "no", "unheard_of": "1", "several": ["1"], "flags": {"a": "no"}, "other": "1"}
+    fitted = {"bare": "1", "flag": False, "unheard_of": "1", "several": ["1"], "flags": {"a": False}, "other": 1}
+    assert fit_options(factory, given) == fitted
+    assert fit_options(dict, {"a": "1"}) == {"a": "1"}
+
+
 def test_an_installed_package_adds_a_sink_without_touching_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pigeon.py").write_text(
+        "from __future__ import annotations\n"
         "class PigeonSink:\n"
-        "    def __init__(self, name, loft):\n"
-        "        self.name, self.loft, self.sent = name, loft, 0\n"
+        "    def __init__(self, name, loft, *, homing: bool = True):\n"
+        "        self.name, self.loft, self.homing, self.sent = name, loft, homing, 0\n"
         "    def deliver(self, batch):\n"
         "        self.sent += len(batch)\n"
     )
@@ -139,8 +218,8 @@ def test_an_installed_package_adds_a_sink_without_touching_ours(
     (info / "entry_points.txt").write_text("[omnirelay.sinks]\npigeon = pigeon:PigeonSink\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "pigeon" in sink_types()
-    sink = make_sink("pigeon", "p1", {"loft": "roof"})
-    assert (sink.name, sink.loft) == ("p1", "roof")  # type: ignore[attr-defined]
+    sink: Any = make_sink("pigeon", "p1", {"loft": "1", "homing": "false"})
+    assert (sink.name, sink.loft, sink.homing) == ("p1", "1", False)
 
 
 # The command

@@ -1,7 +1,7 @@
 """Sinks by the name of their type, for configuration: ours, and any that an installed package adds.
 
 A package adds one by an entry point in the group ``omnirelay.sinks``, whose name is the type and whose value is the
-class; the options of the configuration are its arguments.
+class; the options of the configuration are its arguments, and fitted to their annotations (see ``options``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from lease_core.errors import InvalidConfig, InvalidInput
 from lease_core.replication.contract import Sink
+from lease_core.replication.sinks.options import fit_options
 
 GROUP = "omnirelay.sinks"
 _HERE = "lease_core.replication.sinks"
@@ -36,7 +37,7 @@ def make_sink(kind: str, name: str, options: dict[str, Any]) -> Sink:
     """The sink of type ``kind`` with these options. Raises ``InvalidConfig``, which shows no option's value."""
     try:
         factory = _class_of(kind)
-        sink = factory(name=name, **options)
+        sink = factory(name=name, **fit_options(factory, options))
     except InvalidInput as error:  # which of several sinks it is, it cannot know itself
         raise InvalidConfig(f"sinks.{name}.{error.field}", error.problem) from None
     except TypeError as error:
