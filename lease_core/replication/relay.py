@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import Any, get_args
 
 from lease_core.errors import InvalidInput
 from lease_core.replication.contract import Checkpoints, EventSource, HoldsPosition, Sink
-from lease_core.replication.lane import Lane, Rules, SinkStatus, Step
+from lease_core.replication.lane import Lane, OnRefusal, Rules, SinkStatus, Start, Step
 from lease_core.replication.pages import Pages
 from lease_core.replication.refused import RefusedEvents
 from lease_core.replication.telemetry import Telemetry
@@ -42,9 +42,7 @@ class Relay:
     ) -> None:
         listed = [sinks] if isinstance(sinks, Sink) else list(sinks)
         _check_sinks(listed)
-        by_name = {
-            sink.name: rules if isinstance(rules, Rules) else (rules or {}).get(sink.name, Rules()) for sink in listed
-        }
+        by_name = _rules_by_name(rules, [sink.name for sink in listed])
         _check_rules(by_name, refused, interval)
         kept = checkpoints or (queue if isinstance(queue, Checkpoints) else None)
         if kept is None and not all(isinstance(sink, HoldsPosition) for sink in listed):
@@ -174,11 +172,29 @@ def _check_sinks(sinks: list[Sink]) -> None:
         )
 
 
+def _rules_by_name(rules: Rules | Mapping[str, Rules] | None, names: list[str]) -> dict[str, Rules]:
+    """The rules of each sink. Those of a sink that is not there are refused: they were meant for one that is."""
+    if isinstance(rules, Rules):
+        return dict.fromkeys(names, rules)
+    given = dict(rules or {})
+    if unknown := [name for name in given if name not in names]:
+        raise InvalidInput("rules", f"there is no sink {unknown[0]!r}; there are {', '.join(names)}")
+    return {name: given.get(name, Rules()) for name in names}
+
+
 def _check_rules(rules: dict[str, Rules], refused: RefusedEvents | None, interval: float) -> None:
     if interval <= 0:
         raise InvalidInput("interval", f"must be above 0 seconds (got {interval})")
     for name, each in rules.items():
         if each.batch_size < 1:
             raise InvalidInput("batch_size", f"must be at least 1 (got {each.batch_size} for {name})")
+        if each.on_refusal not in get_args(OnRefusal):
+            raise InvalidInput("on_refusal", _one_of(OnRefusal, each.on_refusal, name))
+        if each.start not in get_args(Start):
+            raise InvalidInput("start", _one_of(Start, each.start, name))
         if each.on_refusal == "skip" and refused is None:
             raise InvalidInput("refused", f"sink {name} is to skip what it refuses: say where that is recorded")
+
+
+def _one_of(kind: Any, got: object, name: str) -> str:
+    return f"must be one of {', '.join(get_args(kind))} (got {got!r} for {name})"

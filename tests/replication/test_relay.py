@@ -482,6 +482,19 @@ def test_wrong_sinks_are_named(queue: LeaseQueue, sinks: list[Plain], field: str
         Relay(queue, sinks)
 
 
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (Rules(on_refusal="Skip"), r"^on_refusal: must be one of stop, skip \(got 'Skip' for plain\)"),  # type: ignore[arg-type]
+        ({"plain": Rules(start="edn")}, "^start: must be one of beginning, oldest, end .*'edn' for plain"),  # type: ignore[arg-type]
+        ({"plain": Rules(), "plane": Rules()}, "^rules: there is no sink 'plane'; there are plain, other"),
+    ],
+)
+def test_wrong_rules_are_named(queue: LeaseQueue, rules: Rules | dict[str, Rules], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        Relay(queue, [Plain(), Plain("other")], rules=rules)
+
+
 def test_the_queue_is_not_touched_while_nothing_happens(queue: LeaseQueue) -> None:
     queue.enqueue(WorkItem("a", "b"))
     reads = []
