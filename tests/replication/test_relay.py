@@ -19,6 +19,7 @@ from lease_core.replication import (
     JsonlSink,
     MemoryCheckpoints,
     MemorySink,
+    NatsSink,
     ObjectStoreSink,
     RefusedEvents,
     RefusedForGood,
@@ -516,15 +517,16 @@ def test_the_queue_is_not_touched_while_nothing_happens(queue: LeaseQueue) -> No
         assert len(reads) - before <= (time.monotonic() - started) / 0.2 + 2  # not eight times as many
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "objects", "sql"])
+@pytest.mark.parametrize("kind", ["jsonl", "objects", "sql", "nats"])
 def test_a_queue_made_anew_is_not_appended_to_the_copy_of_the_old_one(
-    kind: str, queue: LeaseQueue, tmp_path: Path
+    kind: str, queue: LeaseQueue, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Its log is the longer one by now, so that the numbers alone would go on."""
     make: Callable[[], Sink] = {
         "jsonl": lambda: JsonlSink(tmp_path / "copy"),
         "objects": lambda: ObjectStoreSink(f"file://{tmp_path}/copy"),
         "sql": lambda: SqlSink(f"sqlite:///{tmp_path}/copy.db"),
+        "nats": lambda: NatsSink(request.getfixturevalue("nats_server").url, stream="ANEW", subject="anew"),
     }[kind]
     work(queue, 50)
     for _ in range(2):  # the same log may go on as often as it likes

@@ -327,6 +327,23 @@ def test_a_killed_server_is_caught_up_with(tmp_path: Path, queue: LeaseQueue) ->
         assert messages(server.url, "OMNIRELAY_resourcelease") == list(each_event(queue))
 
 
+def test_another_event_under_the_last_number_of_a_stream_is_not_taken_for_it(
+    nats_server: NatsServer, queue: LeaseQueue, tmp_path: Path
+) -> None:
+    work(queue, 2)
+    stream = f"S{uuid.uuid4().hex[:8]}"
+    with LeaseQueue.open(f"sqlite:///{tmp_path}/anew.db") as anew:
+        work(anew, 4)
+        others = anew.events()
+    sink = NatsSink(nats_server.url, stream=stream, subject=stream)
+    with_shard(sink, "eu-1").deliver(Batch(queue.events()))
+    sink.deliver(Batch(queue.events()))  # a shard makes no other event of it
+    with pytest.raises(HistoryDiffers, match="another event 6 than the log"):
+        sink.deliver(Batch(others))
+    sink.close()
+    assert len(messages(nats_server.url, f"{stream}_resourcelease")) == 6
+
+
 # OpenLineage
 
 

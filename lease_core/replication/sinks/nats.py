@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lease_core.errors import InvalidInput
+from lease_core.model import LeaseEvent
 from lease_core.replication.batch import Batch
+from lease_core.replication.codec import decode_event
 from lease_core.replication.errors import HistoryDiffers, RefusedForGood, SinkUnavailable
+from lease_core.replication.same_event import check_last
 from lease_core.replication.sinks.event_loop import EventLoop
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
@@ -23,9 +26,12 @@ class NatsSink:
 
     The message id is the namespace and the event's number, by which the server drops what it has already; each message
     also says which one it must follow, so that messages under way at once are stored in order or not at all. Where to
-    go on is read from the last message in the stream. The stream, ``<stream>_<namespace>``, is made when it is missing;
-    make it yourself to choose its replicas and limits. ``options`` go to ``nats.connect`` (credentials, TLS).
+    go on is read from the last message in the stream, and a log that has another event there is not appended to it. The
+    stream, ``<stream>_<namespace>``, is made when it is missing; make it yourself to choose its replicas and limits.
+    ``options`` go to ``nats.connect`` (credentials, TLS).
     """
+
+    compares = True
 
     def __init__(
         self,
@@ -50,6 +56,9 @@ class NatsSink:
         with self._lock:
             if batch.namespace not in self._ends:
                 self._run(self._find_end(batch.namespace))
+            check_last(
+                batch, self._ends[batch.namespace], lambda number: self._run(self._event(batch.namespace, number))
+            )
             rest = batch.after(self._ends[batch.namespace])
             if rest is None:
                 return
@@ -109,6 +118,16 @@ class NatsSink:
             return None if had else 0
         self._ends[namespace] = _number(namespace, (last.headers or {}).get(_MESSAGE_ID, ""))
         return self._ends[namespace]
+
+    async def _event(self, namespace: str, number: int) -> LeaseEvent | None:
+        """The last event in the stream, if it is that one still: another relay may have gone on, or it has aged out."""
+        jetstream = await self._jetstream()
+        try:
+            last = await jetstream.get_last_msg(*self._names(namespace))
+        except _nats().js.errors.NotFoundError:
+            return None
+        found = decode_event(last.data or b"")
+        return found if found.sequence_number == number else None
 
     async def _publish(self, batch: Batch) -> None:
         jetstream = await self._jetstream()
