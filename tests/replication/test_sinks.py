@@ -9,6 +9,8 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from lease_core import LeaseEvent, LeaseQueue
 from lease_core.deterministic import StateStore
 from lease_core.errors import InvalidInput
 from lease_core.replication import (
+    Backoff,
     Batch,
     EventSource,
     FileCheckpoints,
@@ -47,6 +50,7 @@ from lease_core.replication import (
     with_shard,
 )
 from lease_core.replication.errors import CorruptCopy
+from lease_core.replication.sinks.http import retry_after
 from tests.replication.conftest import work
 from tests.servers.http_endpoint import HttpEndpoint
 from tests.servers.nats import NatsServer
@@ -279,6 +283,54 @@ def test_what_an_answer_means(endpoint: HttpEndpoint, queue: LeaseQueue, status:
         HttpSink(endpoint.url).deliver(Batch(queue.events()))
 
 
+@pytest.mark.parametrize("status", [301, 302, 307, 308, 404, 405, 410])
+def test_an_endpoint_that_is_elsewhere_costs_no_event(
+    endpoint: HttpEndpoint, queue: LeaseQueue, tmp_path: Path, status: int
+) -> None:
+    head = work(queue, 3)
+    endpoint.answer = lambda events: status
+    refused = RefusedEvents(tmp_path / "refused.jsonl")
+    rules = Rules(on_refusal="skip", backoff=Backoff(1e-9, 1e-9))
+    relay = Relay(queue, HttpSink(endpoint.url), rules=rules, refused=refused)
+    [moved] = relay.run_once()
+    assert (moved.state, moved.position, moved.refused) == ("retrying", 0, 0)
+    assert f"{status}: as told" in str(moved.error)
+    assert "check the sink's url" in str(moved.error)
+    endpoint.answer = lambda events: None  # the operator has mended it
+    [status_now] = relay.run_once()
+    assert (status_now.state, status_now.position, len(endpoint.events)) == ("running", head, head)
+    assert list(refused) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        (None, None),
+        ("120", 120.0),
+        ("Fri, 31 Dec 1999 23:59:59 GMT", 59.0),
+        ("Sat, 01 Jan 2000 01:00:00 +0100", 60.0),
+        ("Sat, 01 Jan 2000 00:00:00 -0000", 60.0),
+        ("Fri, 31 Dec 1999 12:00:00 GMT", 0.0),
+        ("Fri, 31 Dec 99999 23:59:59 GMT", None),
+        ("Fri, 31 Dec 1999 23:59:59 +99999999999999999999", None),
+        ("soon", None),
+        ("", None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(said: str | None, seconds: float | None) -> None:
+    assert retry_after(said, datetime(1999, 12, 31, 23, 59, tzinfo=UTC)) == seconds
+
+
+def test_an_endpoint_that_names_a_date_is_left_alone_until_then(endpoint: HttpEndpoint, queue: LeaseQueue) -> None:
+    work(queue, 1)
+    endpoint.answer = lambda events: 503
+    endpoint.retry_after = format_datetime(datetime.now(UTC) + timedelta(days=1), usegmt=True)
+    with pytest.raises(SinkUnavailable) as later:
+        HttpSink(endpoint.url).deliver(Batch(queue.events()))
+    assert later.value.retry_after is not None
+    assert later.value.retry_after > 80_000
+
+
 def test_an_endpoint_that_is_away_shows_no_secret(queue: LeaseQueue) -> None:
     work(queue, 1)
     with pytest.raises(SinkUnavailable) as away:
@@ -417,6 +469,13 @@ def test_a_lineage_backend_that_refuses_names_the_event(endpoint: HttpEndpoint, 
     with pytest.raises(RefusedForGood) as refusal:
         OpenLineageSink(endpoint.root).deliver(Batch(queue.events()))
     assert refusal.value.sequence_number == 5
+
+
+def test_a_lineage_backend_that_is_elsewhere_refuses_nothing(endpoint: HttpEndpoint, queue: LeaseQueue) -> None:
+    work(queue, 2)
+    endpoint.answer = lambda events: 404
+    with pytest.raises(SinkUnavailable, match=r"404.*check the sink's url"):
+        OpenLineageSink(endpoint.root).deliver(Batch(queue.events()))
 
 
 # Made of others

@@ -21,7 +21,8 @@ from tests.servers.ports import free_port
 class HttpEndpoint:
     """`events` are those taken, each once, by number; `calls` counts requests; `runs` are lineage events by run id.
 
-    `answer` may be set to a function of the events of a request that gives a status to answer with instead.
+    `answer` may be set to a function of the events of a request that gives a status to answer with instead; that answer
+    has `retry_after`.
     """
 
     def __init__(self) -> None:
@@ -30,6 +31,7 @@ class HttpEndpoint:
         self.runs: dict[str, dict[str, Any]] = {}
         self.headers: list[dict[str, str]] = []
         self.calls = 0
+        self.retry_after = "0"
         self.answer: Callable[[list[dict[str, Any]]], int | None] = lambda events: None
         routes = [
             Route("/events", self._take, methods=["POST"]),
@@ -53,7 +55,7 @@ class HttpEndpoint:
         self.calls += 1
         self.headers.append(dict(request.headers))
         if status := self.answer(events):
-            return PlainTextResponse("as told", status, headers={"Retry-After": "0"})
+            return PlainTextResponse("as told", status, headers={"Retry-After": self.retry_after})
         seen = self.events[-1]["sequenceNumber"] if self.events else 0
         self.events.extend(event for event in events if event["sequenceNumber"] > seen)
         return PlainTextResponse("taken")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -15,6 +17,7 @@ _OWN = frozenset(  # what a batch says of itself
     {"content-length", "content-type", "idempotency-key", "omnirelay-namespace", "omnirelay-first", "omnirelay-last"}
 )
 _LATER = frozenset({401, 403, 407, 408, 421, 423, 425, 429})
+_ELSEWHERE = frozenset({404, 405, 410})
 
 
 class HttpSink:
@@ -22,8 +25,9 @@ class HttpSink:
 
     ``Idempotency-Key`` is ``namespace/first-last`` and each event has its number, by which the endpoint can tell what
     it has seen: after a crash of the relay some events come again, possibly in other batches. Answers: 2xx taken; 5xx,
-    time outs, 408, 425 and 429 try again later (``Retry-After`` is kept to), and so are 401 and 403, which are for an
-    operator to mend; any other 4xx refuses the events for good.
+    time outs, 408, 425 and 429 try again later (``Retry-After`` is kept to), and so are 401 and 403, and what says that
+    the endpoint is not at this url: 3xx (none is followed), 404, 405 and 410. These are for an operator to mend, and no
+    reason to go past any event; any other 4xx refuses the events for good.
     """
 
     def __init__(
@@ -55,9 +59,11 @@ class HttpSink:
         if answer.is_success:
             return
         said = f"the endpoint answered {answer.status_code}: {answer.text[:200]}"
-        if answer.status_code in _LATER or answer.is_server_error:
-            raise SinkUnavailable(said, _retry_after(answer.headers.get("Retry-After")))
-        raise RefusedForGood(said)
+        if is_elsewhere(answer.status_code):
+            said = f"{said}; it is not at this url, or not any more: check the sink's url"
+        elif answer.status_code not in _LATER and not answer.is_server_error:
+            raise RefusedForGood(said)
+        raise SinkUnavailable(said, retry_after(answer.headers.get("Retry-After"), datetime.now(UTC)))
 
     def close(self) -> None:
         if self._client is not None:
@@ -116,8 +122,20 @@ def _headers(batch: Batch) -> list[tuple[bytes, bytes]]:
     ]
 
 
-def _retry_after(said: str | None) -> float | None:
-    return float(said) if said and said.isdecimal() else None
+def is_elsewhere(status: int) -> bool:
+    """Whether an answer says that what was asked for is not here. That is about the url, and not about any event."""
+    return 300 <= status < 400 or status in _ELSEWHERE
+
+
+def retry_after(said: str | None, now: datetime) -> float | None:
+    """How many seconds ``Retry-After`` asks for, which it may say as such or as a date; None if it says neither."""
+    if not said or said.isdecimal():
+        return float(said) if said else None
+    try:
+        until = parsedate_to_datetime(said)
+    except (ValueError, OverflowError):
+        return None
+    return max(0.0, (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp() - now.timestamp())
 
 
 def _httpx() -> Any:

@@ -13,6 +13,7 @@ from lease_core.model import EventType, LeaseEvent
 from lease_core.replication.batch import Batch
 from lease_core.replication.errors import RefusedForGood, SinkUnavailable
 from lease_core.replication.sinks.address import without_userinfo
+from lease_core.replication.sinks.http import is_elsewhere
 
 _PRODUCER = "urn:omnirelay:relay"
 _LEASE_FACET = "urn:omnirelay:lease-run-facet:1"
@@ -60,6 +61,9 @@ class OpenLineageSink:
             self._client.emit(made)
         except Exception as error:  # each transport raises its own
             status = getattr(getattr(error, "response", None), "status_code", None)
+            if isinstance(status, int) and is_elsewhere(status):
+                said = f"the OpenLineage backend answered {status}: it is not at this url; check the sink's url"
+                raise SinkUnavailable(said) from None
             if isinstance(status, int) and 400 <= status < 500 and status not in _LATER:
                 raise RefusedForGood(f"the backend answered {status}", event.sequence_number) from None
             said = f"answered {status}" if status else type(error).__name__
