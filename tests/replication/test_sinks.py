@@ -52,6 +52,7 @@ from lease_core.replication import (
 from lease_core.replication.errors import CorruptCopy
 from lease_core.replication.sinks.http import retry_after
 from tests.replication.conftest import work
+from tests.replication.test_relay import Plain
 from tests.servers.http_endpoint import HttpEndpoint
 from tests.servers.nats import NatsServer
 
@@ -492,6 +493,44 @@ def test_fan_out_delivers_to_all_and_goes_by_the_one_furthest_behind(tmp_path: P
     Relay(queue, both).run_once()
     assert memory.kept == events
     assert list(read_jsonl(tmp_path / "j").read()) == events
+
+
+@pytest.mark.parametrize("first", ["picky", "others"])
+def test_what_one_of_several_refuses_the_others_get(tmp_path: Path, queue: LeaseQueue, first: str) -> None:
+    work(queue, 10)
+    events = queue.events()
+    picky, plain, files = Plain("picky"), Plain(), JsonlSink(tmp_path / "j")
+    picky.refuses = {1, 17, 30}
+    sinks = (picky, plain, files) if first == "picky" else (files, plain, picky)
+    refused = RefusedEvents(tmp_path / "refused.jsonl")
+    relay = Relay(queue, fan_out(*sinks), rules=Rules(on_refusal="skip"), refused=refused)
+    [status] = relay.run_once()
+    relay.stop()
+    assert (status.state, status.position, status.refused) == ("running", 30, 3)
+    assert list(read_jsonl(tmp_path / "j").read()) == events
+    assert picky.events == [event for event in events if event.sequence_number not in picky.refuses]
+    if first == "picky":
+        assert plain.events == events  # each once, as all before it have been asked already
+    else:
+        assert {event.sequence_number for event in plain.events} == {event.sequence_number for event in events}
+    assert [each.event.sequence_number for each in refused] == [1, 17, 30]
+
+
+def test_a_refusal_waits_until_the_others_have_the_event(queue: LeaseQueue, tmp_path: Path) -> None:
+    work(queue, 1)
+    picky, failing = Plain("picky"), Plain("failing")
+    picky.refuses = {2}
+    refused = RefusedEvents(tmp_path / "refused.jsonl")
+    rules = Rules(batch_size=1, on_refusal="skip", backoff=Backoff(1e-9, 1e-9))
+    relay = Relay(queue, fan_out(picky, failing), rules=rules, refused=refused)
+    relay.run_once(1)
+    failing.errors = [OSError("no")]
+    [status] = relay.run_once()
+    assert (status.state, status.position, list(refused)) == ("retrying", 1, [])
+    [status] = relay.run_once()
+    assert (status.state, status.position) == ("running", 3)
+    assert [event.sequence_number for event in failing.events] == [1, 2, 3]
+    assert [each.event.sequence_number for each in refused] == [2]
 
 
 def test_with_shard_tags_every_event(queue: LeaseQueue) -> None:

@@ -9,13 +9,16 @@ import msgspec
 from lease_core.errors import InvalidInput
 from lease_core.replication.batch import Batch
 from lease_core.replication.contract import HoldsPosition, Sink
+from lease_core.replication.errors import RefusedForGood
 from lease_core.replication.same_event import SHARD
 
 
 def fan_out(*sinks: Sink, name: str = "fan_out") -> Sink:
     """One sink that delivers to all of ``sinks``, one after the other: it has taken a batch when all of them have.
 
-    They share one checkpoint and one fate. To have each at its own pace, give them to the relay side by side.
+    They share one checkpoint and one fate. To have each at its own pace, give them to the relay side by side. An event
+    that one of them refuses for good goes to the others first: where the relay skips it, it is missing only there.
+    What comes again after a failure or a refusal those with a position drop; others see it again.
     """
     if not sinks:
         raise InvalidInput("sinks", "give at least one")
@@ -39,8 +42,16 @@ class _FanOut:
         self.compares = any(getattr(sink, "compares", False) for sink in sinks)
 
     def deliver(self, batch: Batch) -> None:
+        refusal: RefusedForGood | None = None
         for sink in self._sinks:
-            sink.deliver(batch)
+            try:
+                sink.deliver(batch)
+            except RefusedForGood as error:
+                if len(batch) > 1:  # it comes again in halves: who has not seen it yet need not see it twice
+                    raise
+                refusal = refusal or error
+        if refusal is not None:
+            raise refusal
 
     def close(self) -> None:
         for sink in self._sinks:
