@@ -118,6 +118,25 @@ def test_a_copy_begins_at_the_first_event_unless_it_may_begin_late(address: str)
     assert publish(address, [batch(11, 12, begins=True)])[0][:2] == ("MISSING", 10)
 
 
+def test_a_relay_that_begins_late_is_told_what_to_set(address: str, tmp_path: Path) -> None:
+    with LeaseQueue.open(f"sqlite:///{tmp_path}/queue.db") as queue:
+        before = work(queue, 2)
+        rules = Rules(start="end", backoff=Backoff(1e-9, 1e-9))
+        Relay(queue, HubSink(address, source="a"), rules=rules).run_once()
+        head = work(queue, 1)
+        [status] = Relay(queue, HubSink(address, source="a"), rules=rules).run_once()
+        assert status.state == "retrying"
+        assert f"got {before + 1}: let the sink begin_late" in str(status.error)
+        [late] = Relay(queue, HubSink(address, source="a", begin_late=True), rules=rules).run_once()
+        assert (late.state, late.position) == ("running", head)
+        whole = HubSink(address, source="b", name="whole")
+        assert Relay(queue, whole, rules=rules).run_once()[0].position == head
+        work(queue, 1)
+        [other] = Relay(queue, whole, rules=Rules(start="beginning")).run_once()
+        assert (other.state, other.position) == ("running", head + 3)
+        assert held(address, "b", "resourcelease") == list(each_event(queue))
+
+
 def test_a_source_that_rewrites_history_is_refused_and_the_hub_keeps_what_it_has(address: str) -> None:
     publish(address, [batch(1, 10), batch(11, 20)])
     for first, last in ((1, 10), (1, 25), (10, 11), (20, 21), (3, 3)):
