@@ -107,6 +107,7 @@ class Lane:
         self._position: int | None = None  # what to read on from. None: to be asked for
         self._taken: list[_Taken] = []
         self._unsure: list[_Taken] = []  # what was taken when something failed: the sink is asked what it has of it
+        self._counted = 0  # the last event that telemetry was told of
         self._known = 0  # up to where the sink is known to have everything for good
         self._saved = -1
         self._saved_at = time.monotonic()
@@ -152,7 +153,7 @@ class Lane:
             return True
         found = batch is not None and not self._should_linger(batch)
         if batch is not None and found:
-            self._telemetry.read(self._labels, len(batch))
+            self._count_read(batch)
             self._send(batch)
         if self._known != self._position and (
             not found or len(self._taken) >= _MOST_TAKEN or not self._pages.is_ready(self._position)
@@ -161,6 +162,12 @@ class Lane:
         if self._age() >= self.rules.checkpoint_every:  # also while idle: a checkpoint is a write to the queue
             self.save()
         return found
+
+    def _count_read(self, batch: Batch) -> None:
+        """Count what was not read before: what is delivered again after a failure is the same event still."""
+        if (new := batch.after(self._counted)) is not None:
+            self._telemetry.read(self._labels, len(new))
+            self._counted = batch.last
 
     def _should_linger(self, batch: Batch) -> bool:
         if len(batch) >= self.rules.batch_size or not self._linger:

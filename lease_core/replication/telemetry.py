@@ -21,7 +21,7 @@ class Telemetry:
         self._on = meter is not None
         if meter is None:
             return
-        self._read = meter.create_counter("omnirelay.relay.events_in", "{event}", "Events read for a sink")
+        self._read = meter.create_counter("omnirelay.relay.events_in", "{event}", "Events read for a sink, each once")
         self._sent = meter.create_counter("omnirelay.relay.events_out", "{event}", "Events that a sink has taken")
         self._failures = meter.create_counter("omnirelay.relay.failures", "{failure}", "Deliveries that failed")
         self._retries = meter.create_counter("omnirelay.relay.retries", "{retry}", "Deliveries that were repeated")
