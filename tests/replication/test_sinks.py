@@ -397,6 +397,36 @@ def test_another_event_under_the_last_number_of_a_stream_is_not_taken_for_it(
     assert len(messages(nats_server.url, f"{stream}_resourcelease")) == 6
 
 
+def test_a_stream_that_was_emptied_does_not_swallow_what_another_queue_sends(
+    nats_server: NatsServer, queue: LeaseQueue, tmp_path: Path
+) -> None:
+    work(queue, 1)
+    stream = f"S{uuid.uuid4().hex[:8]}"
+    whole = f"{stream}_resourcelease"
+
+    async def management(call: str) -> None:
+        connection = await nats.connect(nats_server.url)
+        await getattr(connection.jetstream(), call)(whole)
+        await connection.close()
+
+    sink = NatsSink(nats_server.url, stream=stream, subject=stream)
+    Relay(queue, sink).run_once()
+    asyncio.run(management("purge_stream"))  # which does not make the server forget the numbers
+    with LeaseQueue.open(f"sqlite:///{tmp_path}/anew.db") as anew:
+        work(anew, 2)
+        relay = Relay(anew, sink, rules=Rules(backoff=Backoff(1e-9, 1e-9)))
+        for _ in range(2):
+            [status] = relay.run_once()
+            assert (status.state, status.delivered) == ("retrying", 0)
+            assert "duplicate window" in str(status.error)
+            assert messages(nats_server.url, whole) == []
+        asyncio.run(management("delete_stream"))
+        [status] = relay.run_once()
+        relay.stop()
+        assert (status.state, status.delivered) == ("running", 6)
+        assert messages(nats_server.url, whole) == anew.events()
+
+
 # OpenLineage
 
 

@@ -143,8 +143,19 @@ class NatsSink:
             except _nats().errors.MaxPayloadError:
                 await asyncio.gather(*under_way)
                 raise RefusedForGood("it is larger than the server takes (max_payload)", number) from None
+            if not before:  # nothing says what the first one follows: whether it was stored is known before others are
+                await self._await_stored(under_way, batch.namespace, number)
             before = number
-        await asyncio.gather(*under_way)
+        await self._await_stored(under_way, batch.namespace, batch.last)
+
+    async def _await_stored(self, under_way: list[Any], namespace: str, last: int) -> None:
+        """Wait for the answers. The server drops for a while what it once had, also from an emptied stream."""
+        answers = await asyncio.gather(*under_way)
+        if any(answer.duplicate for answer in answers) and (await self._find_end(namespace) or 0) < last:
+            raise SinkUnavailable(
+                "the stream was emptied, and the server still drops as repeated what was in it: wait until the "
+                "stream's duplicate window is over (2 minutes, if the sink made it), or delete the stream instead"
+            )
 
     def _names(self, namespace: str) -> tuple[str, str]:
         safe = _UNSAFE.sub(lambda found: f"_{ord(found.group()):X}_", namespace)
