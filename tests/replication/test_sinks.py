@@ -477,9 +477,10 @@ def test_a_password_reaches_the_lineage_backend_and_no_log(
         "http:/me:hunter2@host/",
     ],
 )
-def test_a_url_that_cannot_be_taken_apart_is_refused_without_being_shown(url: str) -> None:
+@pytest.mark.parametrize("sink", [HttpSink, OpenLineageSink])
+def test_a_url_that_cannot_be_taken_apart_is_refused_without_being_shown(sink: Any, url: str) -> None:
     with pytest.raises(InvalidInput, match="write / as %2F") as refusal:
-        OpenLineageSink(url)
+        sink(url)
     assert "hun" not in str(refusal.value)
 
 

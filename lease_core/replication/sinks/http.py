@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from lease_core.errors import InvalidInput
 from lease_core.replication.batch import Batch
 from lease_core.replication.errors import RefusedForGood, SinkUnavailable
+from lease_core.replication.sinks.address import without_userinfo
 
 _OWN = frozenset(  # what a batch says of itself
     {"content-length", "content-type", "idempotency-key", "omnirelay-namespace", "omnirelay-first", "omnirelay-last"}
@@ -39,10 +39,9 @@ class HttpSink:
         timeout: float = 30.0,
         verify: bool | str = True,
     ) -> None:
-        if urlsplit(url).scheme not in ("http", "https"):
-            raise InvalidInput("url", "must begin with http:// or https://")
+        self._url, self._secret = without_userinfo("url", url)  # the client logs each request with its url
         self.name = name
-        self._url, self._verify, self._timeout = url, verify, timeout
+        self._verify, self._timeout = verify, timeout
         self._headers = dict(headers or {})
         self._client: _Client | None = None
 
@@ -72,8 +71,8 @@ class HttpSink:
 
     def _open(self, httpx: Any) -> _Client:
         url = httpx.URL(self._url)
-        secret = httpx.BasicAuth(url.username, url.password) if url.userinfo else None
-        url = url.copy_with(username="", password="")  # the client logs each request with its url
+        name, _, password = self._secret.partition(":")
+        secret = httpx.BasicAuth(name, password) if self._secret else None
         headers = httpx.Headers(self._headers)
         headers.setdefault("Host", url.netloc.decode())
         for name in _OWN.intersection(headers):
