@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 
 import msgspec
 
@@ -22,11 +24,13 @@ class Report(Value, frozen=True):
     """What ``verify`` found. ``last_good`` is the number up to which everything is as it should be.
 
     If there is a ``problem``, ``first_bad`` is the number it was found at, and the copy must not be used past
-    ``last_good``: ``rebuild(copy, url, upto=report.last_good)`` makes a queue of what is good.
+    ``last_good``: ``rebuild(copy, url, upto=report.last_good)`` makes a queue of what is good. ``behind`` is how many
+    events the other one has after the copy's last.
     """
 
     last_good: int
     problem: str | None = None
+    behind: int = 0
 
     @property
     def ok(self) -> bool:
@@ -37,6 +41,9 @@ class Report(Value, frozen=True):
         return None if self.ok else self.last_good + 1
 
     def __str__(self) -> str:
+        if self.ok and self.behind:
+            last = self.last_good + self.behind
+            return f"good up to event {self.last_good}; the other has events up to {last}, {self.behind} more"
         if self.ok:
             return f"good up to event {self.last_good}, which is the last"
         return f"event {self.first_bad}: {self.problem} (good up to {self.last_good})"
@@ -48,16 +55,20 @@ def verify(
     *,
     tables: LeaseQueue | None = None,
     after: int = 0,
+    lag_allowed: int = 0,
     progress: Progress | None = None,
 ) -> Report:
     """Read a copy from end to end and say where it stops being good.
 
     Checksums are checked by the copy's own reader. The numbers must be dense and every event one that could have
     happened to the items as the events before it left them. ``against`` is another copy, or the queue itself, that must
-    hold the very same events; it may go on after the copy ends. ``tables`` is a queue whose rows must be what the
-    events up to its head make of them. ``after`` begins in the middle, where the log was pruned: numbers and checksums
-    are checked, but what an event does to items cannot be, and so neither can ``tables``.
+    hold the very same events and no more: a copy whose end was cut off looks like one that is not up to date. For one
+    that is still being written say by how many events it may be behind, ``lag_allowed``. ``tables`` is a queue whose
+    rows must be what the events up to its head make of them. ``after`` begins in the middle, where the log was pruned:
+    numbers and checksums are checked, but what an event does to items cannot be, and so neither can ``tables``.
     """
+    if lag_allowed < 0:
+        raise InvalidInput("lag_allowed", f"must be 0 or more (got {lag_allowed})")
     if after and tables is not None:
         raise InvalidInput("tables", "can be compared with a log from its first event only, not with after=")
     copy = strictly(copy)
@@ -81,11 +92,26 @@ def verify(
                 and not (found := _compare(tables, replica)).ok
             ):
                 return found
+        behind = 0 if against is None else _left(against, others, good)
     except CorruptCopy as damage:
         return Report(good, f"{damage.place}: {damage.problem}")
+    if behind > lag_allowed:
+        return Report(good, f"the copy ends at {good}, and the other has events up to {good + behind}", behind)
     if head is not None and good < head:
-        return Report(good, f"the copy ends here, but the queue has events up to {head}")
-    return Report(good)
+        return Report(good, f"the copy ends here, but the queue has events up to {head}", behind)
+    return Report(good, behind=behind)
+
+
+def _left(source: EventSource, rest: Iterator[LeaseEvent], good: int) -> int:
+    """How many events ``source`` has after ``good``: it is asked where it ends if it can tell, else read to there."""
+    following = next(rest, None)
+    if following is None:
+        return 0
+    stats = getattr(source, "stats", None)
+    if stats is not None:
+        return int(stats().head) - good
+    [last] = deque(chain([following], rest), maxlen=1)
+    return last.sequence_number - good
 
 
 def _problem(event: LeaseEvent, good: int, replica: Replica | None, others: Iterator[LeaseEvent] | None) -> str | None:

@@ -61,6 +61,15 @@ def test_damage_is_told_with_a_number_and_an_exit_code(url: str, tmp_path: Path)
     assert "Traceback" not in told
 
 
+def test_a_copy_that_is_behind_is_good_only_if_that_is_allowed(url: str, tmp_path: Path) -> None:
+    with LeaseQueue.open(url, "landing") as queue:
+        queue.enqueue([WorkItem("file", name) for name in "de"])
+    arguments = ("verify", f"jsonl:{tmp_path}/lines", "--against", url, "--namespace", "landing")
+    assert "event 6: the copy ends at 5, and the other has events up to 7" in omnirelay(*arguments, code=1)
+    told = omnirelay(*arguments, "--lag-allowed", "2")
+    assert told.strip() == "good up to event 5; the other has events up to 7, 2 more"
+
+
 def test_snapshot_and_rebuild_from_it(url: str, tmp_path: Path) -> None:
     assert "as of event 5" in omnirelay("snapshot", url, str(tmp_path / "file"), "--namespace", "landing")
     copy = f"sqlite:///{tmp_path}/copy.db"

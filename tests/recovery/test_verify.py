@@ -133,11 +133,57 @@ def test_a_truncated_copy_gives_its_good_part_or_nothing(kind: str, small: Lease
         for length in range(len(whole)):
             file.write_bytes(whole[:length])
             report = verify(copy(), small)
+            assert not report.ok, f"{length} of {len(whole)} bytes of {file.name}"
             assert report.last_good < len(good)
             if length % 50 == 0:
                 with rebuild(copy(), "sqlite://", namespace="main", upto=report.last_good) as queue:
                     assert events(queue) == good[: report.last_good]
         file.write_bytes(whole)
+
+
+@pytest.mark.parametrize("kind", ["segments", "lines"])
+@pytest.mark.parametrize("other", ["the queue", "another copy"])
+def test_a_copy_that_ends_before_the_other_is_named_by_the_first_event_it_lacks(
+    kind: str, other: str, original: LeaseQueue, tmp_path: Path
+) -> None:
+    """Cut off between two batches it is whole in itself: only the other knows."""
+    against = original if other == "the queue" else Listed(events(original))
+    head, copy = original.stats().head, _cut_after(35, kind, original, tmp_path)
+    assert verify(copy).ok
+    report = verify(copy, against)
+    assert (report.ok, report.last_good, report.first_bad, report.behind) == (False, 35, 36, head - 35)
+    assert str(report) == f"event 36: the copy ends at 35, and the other has events up to {head} (good up to 35)"
+
+
+def test_a_copy_may_be_behind_as_far_as_that_is_allowed(original: LeaseQueue, tmp_path: Path) -> None:
+    head, copy = original.stats().head, _cut_after(35, "lines", original, tmp_path)
+    report = verify(copy, original, lag_allowed=head - 35)
+    assert report.ok
+    assert (report.last_good, report.first_bad, report.behind) == (35, None, head - 35)
+    assert str(report) == f"good up to event 35; the other has events up to {head}, {head - 35} more"
+    assert not verify(copy, original, lag_allowed=head - 36).ok
+    with pytest.raises(InvalidInput, match="lag_allowed"):
+        verify(copy, original, lag_allowed=-1)
+
+
+def test_tables_are_not_said_to_be_good_by_a_copy_that_may_be_behind(original: LeaseQueue, tmp_path: Path) -> None:
+    copy = _cut_after(35, "lines", original, tmp_path)
+    assert verify(copy, original, tables=original, lag_allowed=10**6).first_bad == 36
+
+
+def _cut_after(number: int, kind: str, queue: LeaseQueue, tmp_path: Path) -> Any:
+    """A copy of the log in batches of seven, without what comes after the one that ends with ``number``."""
+    folder, copy = _copied(kind, queue, tmp_path, size=7)
+    files = sorted(path for path in folder.rglob("*.jsonl") if path.is_file())
+    if kind == "segments":
+        for file in files[number // 7 :]:
+            file.unlink()
+    else:
+        [file] = files
+        lines = file.read_bytes().splitlines(keepends=True)
+        seals = [at for at, line in enumerate(lines) if line.startswith(b'{"seal"')]
+        file.write_bytes(b"".join(lines[: seals[number // 7 - 1] + 1]))
+    return copy()
 
 
 def _copied(kind: str, queue: LeaseQueue, tmp_path: Path, size: int = 1_000) -> tuple[Path, Callable[[], Any]]:
