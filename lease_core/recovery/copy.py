@@ -20,6 +20,7 @@ from lease_core.recovery import snapshot as snapshots
 from lease_core.recovery.sealing import Rules
 from lease_core.replication.contract import EventSource, good_events
 from lease_core.replication.errors import HistoryDiffers
+from lease_core.replication.same_event import same_event, untagged
 from lease_core.store import migrate, open_store
 from lease_core.store.base import Clock, Head, Store
 
@@ -96,7 +97,7 @@ class Copy:
             if gap.oldest == self.number + 1:
                 return  # a log is pruned up to where its slowest reader is, which may well be this copy
             raise
-        if own and (not theirs or replace(theirs[0], namespace=self.namespace) != own[0]):
+        if own and (not theirs or not same_event(replace(theirs[0], namespace=self.namespace), own[0])):
             raise HistoryDiffers(
                 f"the copy of {self.namespace!r} ends with event {self.number}, and the source has "
                 f"{'another' if theirs else 'none'} there; copy from where it began, or into an empty database"
@@ -112,7 +113,7 @@ class Copy:
             return 0
         groups = self._stored(source, limit, upto) if isinstance(source, LeaseQueue) else []
         if not groups:
-            groups = copying.gathered(good_events(source, self.number, limit))
+            groups = copying.gathered([untagged(event) for event in good_events(source, self.number, limit)])
         if not groups:
             return 0
         before, self._unsure = self.number, True

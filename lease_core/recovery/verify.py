@@ -16,6 +16,7 @@ from lease_core.recovery.strict import strictly
 from lease_core.replay import ReplayDiverged, Replica
 from lease_core.replication.contract import EventSource, each_event
 from lease_core.replication.errors import CorruptCopy
+from lease_core.replication.same_event import same_event, untagged
 
 _TOGETHER = 1_000
 
@@ -62,10 +63,11 @@ def verify(
 
     Checksums are checked by the copy's own reader. The numbers must be dense and every event one that could have
     happened to the items as the events before it left them. ``against`` is another copy, or the queue itself, that must
-    hold the very same events and no more: a copy whose end was cut off looks like one that is not up to date. For one
-    that is still being written say by how many events it may be behind, ``lag_allowed``. ``tables`` is a queue whose
-    rows must be what the events up to its head make of them. ``after`` begins in the middle, where the log was pruned:
-    numbers and checksums are checked, but what an event does to items cannot be, and so neither can ``tables``.
+    hold the very same events, tagged with a shard or not, and no more: a copy whose end was cut off looks like one that
+    is not up to date. For one that is still being written say by how many events it may be behind, ``lag_allowed``.
+    ``tables`` is a queue whose rows must be what the events up to its head make of them. ``after`` begins in the
+    middle, where the log was pruned: numbers and checksums are checked, but what an event does to items cannot be, and
+    so neither can ``tables``.
     """
     if lag_allowed < 0:
         raise InvalidInput("lag_allowed", f"must be 0 or more (got {lag_allowed})")
@@ -121,8 +123,8 @@ def _problem(event: LeaseEvent, good: int, replica: Replica | None, others: Iter
         other = next(others, None)
         if other is None:
             return "the other copy has no such event"
-        if other != event:
-            return f"the two differ: {_difference(event, other)}"
+        if not same_event(event, other):
+            return f"the two differ: {_difference(untagged(event), untagged(other))}"
     if replica is not None:
         try:
             replica.apply(event)

@@ -15,7 +15,7 @@ SHARD = "shard.id"
 
 def same_event(one: LeaseEvent, other: LeaseEvent) -> bool:
     """Whether they are the same but for the shard, with which a sink may have tagged one of them."""
-    return _untagged(one) == _untagged(other)
+    return untagged(one) == untagged(other)
 
 
 def check_last(batch: Batch, position: int, held: Callable[[int], LeaseEvent | None]) -> None:
@@ -32,7 +32,8 @@ def check_last(batch: Batch, position: int, held: Callable[[int], LeaseEvent | N
         )
 
 
-def _untagged(event: LeaseEvent) -> LeaseEvent:
+def untagged(event: LeaseEvent) -> LeaseEvent:
+    """The event as the queue's own log has it, without the shard."""
     if SHARD not in event.metadata:
         return event
     return msgspec.structs.replace(event, metadata={k: v for k, v in event.metadata.items() if k != SHARD})

@@ -14,7 +14,7 @@ import pytest
 
 from lease_core import LeaseQueue, QueueConfig, WorkItem
 from lease_core.errors import InvalidInput
-from lease_core.recovery import rebuild, verify
+from lease_core.recovery import Standby, rebuild, verify
 from lease_core.replay import ReplayDiverged, replay
 from lease_core.replication import (
     HistoryDiffers,
@@ -29,6 +29,7 @@ from lease_core.replication import (
     read_jsonl,
     read_segments,
     read_sql,
+    with_shard,
 )
 from tests.conformance.clock import MICRO, FakeClock
 from tests.kills.forks import KILLED, start
@@ -253,6 +254,33 @@ def test_from_every_kind_of_copy(original: LeaseQueue, tmp_path: Path, clock: Fa
     for at, copy in enumerate(copies):
         with rebuild(copy, f"sqlite:///{tmp_path}/{at}.db", namespace="main", config=config(), clock=clock) as queue:
             same(original, queue)
+
+
+def test_from_a_copy_that_is_tagged_with_a_shard(original: LeaseQueue, tmp_path: Path, clock: FakeClock) -> None:
+    """The tag is the copy's: the queue's own log has none, and is the same with or without it."""
+    Relay(original, with_shard(JsonlSink(tmp_path / "lines"), "eu-1")).run_once()
+    copy = read_jsonl(tmp_path / "lines")
+    assert {event.metadata["shard.id"] for event in events(copy)} == {"eu-1"}
+    assert verify(copy, original, tables=original).ok
+    assert verify(original, copy).ok
+    with rebuild(copy, f"sqlite:///{tmp_path}/rebuilt.db", config=config(), clock=clock) as queue:
+        same(original, queue)
+
+
+def test_a_standby_of_a_tagged_copy_takes_over_from_the_queue(
+    original: LeaseQueue, tmp_path: Path, clock: FakeClock
+) -> None:
+    Relay(original, with_shard(JsonlSink(tmp_path / "lines"), "eu-1")).run_once()
+    place = f"sqlite:///{tmp_path}/standby.db"
+    for _ in range(2):  # the second goes on with what the first has made
+        with Standby(read_jsonl(tmp_path / "lines"), place, config=config(), clock=clock) as standby:
+            standby.follow(limit=50)
+    live(original, clock, seed=11, steps=30)
+    with (
+        Standby(read_jsonl(tmp_path / "lines"), place, config=config(), clock=clock) as standby,
+        standby.promote(original) as queue,
+    ):
+        same(original, queue)
 
 
 def test_from_a_hub(original: LeaseQueue, tmp_path: Path, clock: FakeClock) -> None:

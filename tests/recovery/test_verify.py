@@ -24,6 +24,7 @@ from lease_core.replication import (
     read_jsonl,
     read_segments,
     read_sql,
+    with_shard,
 )
 from tests.conformance.clock import FakeClock
 from tests.recovery.histories import config, events
@@ -70,6 +71,14 @@ def test_divergence_is_named_by_its_number(damage: Damage, first_bad: int, origi
 
 def _changed(told: list[LeaseEvent], at: int, **fields: Any) -> list[LeaseEvent]:
     return [*told[:at], msgspec.structs.replace(told[at], **fields), *told[at + 1 :]]
+
+
+def test_a_shard_is_no_difference_and_hides_none(original: LeaseQueue, tmp_path: Path) -> None:
+    Relay(original, with_shard(JsonlSink(tmp_path / "lines"), "eu-1")).run_once()
+    copy = read_jsonl(tmp_path / "lines")
+    assert verify(copy, original, tables=original).ok
+    assert verify(original, copy).ok
+    assert verify(Listed(_changed(events(copy), 40, peer_id="x")), original).problem == "the two differ: peer_id"
 
 
 @pytest.fixture
