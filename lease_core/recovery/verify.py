@@ -6,13 +6,12 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import chain
 
-import msgspec
-
 from lease_core.errors import InvalidInput
-from lease_core.model import ItemStatus, LeaseEvent, Value, to_micros
+from lease_core.model import LeaseEvent, Value
 from lease_core.queue import LeaseQueue
 from lease_core.recovery.progress import Progress, on_terminal
 from lease_core.recovery.strict import strictly
+from lease_core.recovery.tables import Expected, difference
 from lease_core.replay import ReplayDiverged, Replica
 from lease_core.replication.contract import EventSource, each_event
 from lease_core.replication.errors import CorruptCopy
@@ -76,9 +75,12 @@ def verify(
     copy = strictly(copy)
     progress = progress or on_terminal("verifying")
     good = after
-    replica = Replica() if after == 0 else None
+    expected = None if tables is None else Expected()
+    replica = expected or (Replica() if after == 0 else None)
     head = tables.stats().head if tables is not None else None
     others = each_event(against, after, _TOGETHER) if against is not None else iter(())
+    if tables and expected and good == head and (wrong := _compared(tables, expected)):
+        return wrong
     try:
         for event in each_event(copy, after, _TOGETHER):
             problem = _problem(event, good, replica, others if against is not None else None)
@@ -87,13 +89,8 @@ def verify(
             good = event.sequence_number
             if progress is not None and good % _TOGETHER == 0:
                 progress(good, head)
-            if (
-                tables is not None
-                and replica is not None
-                and good == head
-                and not (found := _compare(tables, replica)).ok
-            ):
-                return found
+            if tables and expected and good == head and (wrong := _compared(tables, expected)):
+                return wrong
         behind = 0 if against is None else _left(against, others, good)
     except CorruptCopy as damage:
         return Report(good, f"{damage.place}: {damage.problem}")
@@ -138,40 +135,11 @@ def _difference(one: LeaseEvent, other: LeaseEvent) -> str:
     return ", ".join(fields)
 
 
-def _compare(queue: LeaseQueue, replica: Replica) -> Report:
-    """The queue's rows against what the log makes of them. Finished items may be forgotten; nothing else may."""
-    good = replica.number
-    known = sorted(replica.spans)
-    for start in range(0, len(known), _TOGETHER):
-        ids = known[start : start + _TOGETHER]
-        rows = {status.sequence_id: status for status in queue.inspect(ids)}
-        for i in ids:
-            if problem := _row_problem(replica, i, rows.get(i)):
-                if queue.stats().head != good:
-                    return Report(good, "the queue went on while it was compared; seal it, stop its users, or repeat")
-                return Report(good - 1, f"item {i}: {problem}")
-    stats = queue.stats()
-    if stats.head == good and (stats.pending, stats.active) != (replica.pending, replica.active):
-        told = f"{replica.pending} pending, {replica.active} active"
-        return Report(good - 1, f"the queue counts {stats.pending} pending, {stats.active} active; its log says {told}")
-    return Report(good)
-
-
-def _row_problem(replica: Replica, sequence_id: int, row: ItemStatus | None) -> str | None:
-    span = replica.spans[sequence_id]
-    state = span.state.name.lower()
-    if row is None:
-        return None if state in ("completed", "drained") else f"is {state} by the log, but not in the queue"
-    if row.state != state:
-        return f"is {row.state} in the queue, but {state} by its log"
-    if row.item != replica.items[sequence_id]:
-        return "is another item than its log says"
-    token = None if row.token is None else (row.token.attempt, row.token.lease_id, row.token.fence)
-    told = None if span.lease_id is None else (span.leased_attempt, span.lease_id, span.fence)
-    if (row.attempt, token) != (span.attempt, told):
-        return "has another attempt or token than its log says"
-    if row.result != (None if span.result is None else msgspec.json.decode(span.result)):
-        return "has another result than its log says"
-    if (None if row.expires_at is None else to_micros(row.expires_at)) != span.expires_at:
-        return "has a lease that ends at another time than its log says"
-    return None
+def _compared(queue: LeaseQueue, expected: Expected) -> Report | None:
+    """What is wrong with the queue's rows, if anything is."""
+    problem = difference(queue, expected)
+    if problem is None:
+        return None
+    if queue.stats().head != expected.number:
+        return Report(expected.number, "the queue went on while it was compared; seal it, stop its users, or repeat")
+    return Report(max(expected.number - 1, 0), problem)

@@ -27,7 +27,7 @@ from lease_core.replication import (
     with_shard,
 )
 from tests.conformance.clock import FakeClock
-from tests.recovery.histories import config, events
+from tests.recovery.histories import config, events, live
 
 
 class Listed:
@@ -209,19 +209,103 @@ TAMPER = {
     "an attempt": "UPDATE omnirelay_span SET attempt = 9 WHERE first = (SELECT min(first) FROM omnirelay_span)",
     "a result": "UPDATE omnirelay_span SET result = CAST('[]' AS BLOB) WHERE state = 3 AND result IS NOT NULL",
     "a lease": "UPDATE omnirelay_span SET expires_at = expires_at + 1 WHERE state = 2",
-    "a count": "UPDATE omnirelay_head SET pending = pending + 1",
+    "a token": "UPDATE omnirelay_span SET fence = fence + 1 WHERE state = 2",
+    "how a lease ended": "UPDATE omnirelay_span SET ended = 3 WHERE ended = 1",
+    "an owner": "UPDATE omnirelay_span SET owner = 'somebody else' WHERE state = 2",
+    "when it is its turn": "UPDATE omnirelay_span SET available_at = available_at + 1 WHERE state = 1",
+    "when it finished": "UPDATE omnirelay_span SET available_at = available_at - 1 WHERE state = 4",
+    "a priority": "UPDATE omnirelay_span SET priority = 9 WHERE state = 1",
+    "when it came in": "UPDATE omnirelay_item SET enqueued_at = 1 WHERE id = (SELECT max(id) FROM omnirelay_item)",
+    "no errors": "DELETE FROM omnirelay_error",
+    "one error less": "DELETE FROM omnirelay_error WHERE number = (SELECT min(number) FROM omnirelay_error)",
+    "an error's text": "UPDATE omnirelay_error SET error = 'fine'",
+    "an error's attempt": "UPDATE omnirelay_error SET attempt = attempt + 1",
+    "an error's time": "UPDATE omnirelay_error SET at = at + 1",
+    "whose error it was": "UPDATE omnirelay_error SET peer = 'somebody else'",
+    "that there are errors": "UPDATE omnirelay_span SET has_errors = 0 WHERE has_errors = 1",
+    "a key": "UPDATE omnirelay_span SET key = 'k' WHERE state = 1",
+    "an item that nobody would lease": "UPDATE omnirelay_span SET ready = 0 WHERE state = 1",
+    "an item without a state": "DELETE FROM omnirelay_span WHERE state = 3",
+    "a state without an item": "DELETE FROM omnirelay_item "
+    "WHERE id IN (SELECT first FROM omnirelay_span WHERE state = 3)",
+    "an item that never came in": "INSERT INTO omnirelay_item (ns, id, enqueued_at, resource_type, resource_id) "
+    "SELECT ns, 777777, enqueued_at, resource_type, resource_id FROM omnirelay_item LIMIT 1",
+    "a state of no item": "INSERT INTO omnirelay_span (ns, first, last, state, ready, priority, available_at, attempt, "
+    "fence, has_errors) SELECT ns, 777777, 777778, 1, 1, 0, 0, 0, 0, 0 FROM omnirelay_span LIMIT 1",
+    "a state of more items": "UPDATE omnirelay_span SET last = last + 1 "
+    "WHERE first = (SELECT max(first) FROM omnirelay_span)",
+    "errors of no item": "INSERT INTO omnirelay_error (ns, last, number, nth, first, attempt, at, error) "
+    "SELECT ns, 777777, 1, 0, 777777, 1, 1, 'x' FROM omnirelay_item LIMIT 1",
+    "a count of pending": "UPDATE omnirelay_head SET pending = pending + 1",
+    "a count of active": "UPDATE omnirelay_head SET active = 0",
+    "a count of dead": "UPDATE omnirelay_head SET dead = dead + 7",
+    "a count of completed": "UPDATE omnirelay_head SET completed = 0",
+    "the next id": "UPDATE omnirelay_head SET next_id = 1",
+    "backpressure": "UPDATE omnirelay_head SET backpressure = 1",
+    "when a delayed item is looked for": "UPDATE omnirelay_head SET next_due = NULL",
+    "when an ended lease is looked for": "UPDATE omnirelay_head SET next_expiry = next_expiry + 1000000000000",
 }
 
 
 @pytest.mark.parametrize("what", TAMPER)
 def test_tables_that_are_not_what_the_log_says_are_found(what: str, original: LeaseQueue) -> None:
-    original.enqueue([WorkItem("file", name) for name in "ab"])
-    original.lease("worker")
+    _live_a_little(original)
     assert verify(original, tables=original).ok
     with original._store.engine.connect() as connection:
         assert connection.execute(sa.text(TAMPER[what])).rowcount
     report = verify(original, tables=original)
     assert not report.ok
+    assert report.first_bad == original.stats().head
+
+
+def _live_a_little(queue: LeaseQueue) -> None:
+    """Let there be an item in every state, some with errors, and one whose time has not come."""
+    queue.drain()
+    queue.enqueue([WorkItem("file", name) for name in "abcdefg"])
+    held = queue.lease("worker", limit=5)
+    queue.complete(held[0])
+    queue.fail(held[1], "hopeless", requeue=False)
+    queue.fail(held[2], "not now", delay=1_000)
+    queue.fail(held[3], "at once", delay=0)
+    [again] = [
+        lease for lease in queue.lease("another", limit=5) if lease.token.sequence_id == held[3].token.sequence_id
+    ]
+    queue.fail(again, "at once, again", delay=0)
+
+
+def test_a_queue_that_has_nothing_in_its_log_has_nothing_in_its_tables(clock: FakeClock) -> None:
+    with LeaseQueue.open("sqlite://", "main", clock=clock) as queue:
+        assert verify(queue, tables=queue).ok
+        with queue._store.engine.connect() as connection:
+            connection.execute(sa.text(TAMPER["the next id"].replace("= 1", "= 2")))
+        assert verify(queue, tables=queue).problem == "the queue's head says next id 2; its log says 1"
+
+
+@pytest.mark.parametrize("exclusive", ["resource", "partition"])
+def test_an_item_that_waits_for_its_key_though_nobody_has_it_is_found(exclusive: str, clock: FakeClock) -> None:
+    with LeaseQueue.open("sqlite://", "main", config(exclusive), clock=clock) as queue:
+        queue.enqueue([WorkItem("file", "a", partition_key="p") for _ in range(3)])
+        assert verify(queue, tables=queue).ok
+        with queue._store.engine.connect() as connection:
+            connection.execute(sa.text("UPDATE omnirelay_span SET ready = 0"))
+        assert "item 1: would never be leased" in str(verify(queue, tables=queue))
+
+
+@pytest.mark.parametrize("exclusive", [None, "resource", "partition"])
+@pytest.mark.parametrize("retention", [5, 600])
+@pytest.mark.parametrize("seed", range(5))
+def test_tables_are_good_whatever_happened_to_the_queue(
+    seed: int, retention: int, exclusive: str | None, clock: FakeClock
+) -> None:
+    """What was forgotten after its retention is not missed, in the queue or in what is made of its log."""
+    rules = config(exclusive, retention=retention)
+    with LeaseQueue.open("sqlite://", "main", rules, clock=clock) as queue:
+        live(queue, clock, seed)
+        assert verify(queue, tables=queue).ok
+        with rebuild(queue, "sqlite://", config=rules, clock=clock, leases="release") as copy:
+            assert verify(copy, tables=copy).ok
+            live(copy, clock, seed + 100)
+            assert verify(copy, tables=copy).ok
 
 
 def test_a_pruned_log_is_verified_from_where_it_begins(original: LeaseQueue) -> None:
