@@ -18,6 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", metavar="SOURCE", help="another copy, or the queue, that holds the same events")
     parser.add_argument("--tables", metavar="URL", help="a queue whose rows must be what the events make of them")
     parser.add_argument("--after", type=int, default=0, metavar="NUMBER", help="where the log begins, if it was pruned")
+    parser.add_argument("--snapshot", metavar="FILE", help="begin with the items as they stand there, if it was pruned")
     parser.add_argument(
         "--lag-allowed", type=int, default=0, metavar="EVENTS", help="by how many the source may be behind the other"
     )
@@ -29,7 +30,14 @@ def run(options: argparse.Namespace) -> int:
         source = open_source(options.source, options.namespace, stack)
         other = open_source(options.against, options.namespace, stack) if options.against else None
         tables = open_queue(options.tables, options.namespace, stack) if options.tables else None
-        report = verify(source, other, tables=tables, after=options.after, lag_allowed=options.lag_allowed)
+        report = verify(
+            source,
+            other,
+            tables=tables,
+            after=options.after,
+            snapshot=options.snapshot,
+            lag_allowed=options.lag_allowed,
+        )
     if report.ok and not report.last_good and not isinstance(source, LeaseQueue):
         raise InvalidInput("source", f"holds no event of namespace {options.namespace!r}; is it the right one?")
     print(report)

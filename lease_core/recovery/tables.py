@@ -6,14 +6,16 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import chain
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
 from lease_core import payload, reading
 from lease_core.machine import Span, State
-from lease_core.model import ErrorRecord, EventType, LeaseEvent, to_micros
+from lease_core.model import ErrorRecord, EventType, LeaseEvent, to_datetime, to_micros
 from lease_core.queue import LeaseQueue
+from lease_core.recovery.snapshot import _batches, read_header
 from lease_core.replay import Replica
 from lease_core.store import selects
 from lease_core.store.base import Head, Query, Row
@@ -52,6 +54,34 @@ class Expected(Replica):
         self.completed = 0
         self.enqueued_at: dict[int, int] = {}
         self.errors: dict[int, int] = {}
+
+    @classmethod
+    def from_snapshot(cls, path: str | Path) -> Expected:
+        """The items as they stand in a snapshot. Raises ``CorruptCopy`` if it is not what was written."""
+        header = read_header(path)
+        made = cls()
+        made.number, made.next_id = header.sequence_number, header.head["next_id"]
+        made.pending, made.active = header.head["pending"], header.head["active"]
+        made.completed, made.backpressure = header.head["completed"], bool(header.head["backpressure"])
+        for name, rows in _batches(Path(path)):
+            for row in rows:
+                made._take(name, row)
+        return made
+
+    def _take(self, table: str, row: list[Any]) -> None:
+        """A row of a snapshot, with all columns of its table but the namespace. Items come before their states."""
+        match table, row:
+            case "item", [sequence_id, enqueued_at, *columns]:
+                self.items[sequence_id] = payload.to_item((sequence_id, *columns, enqueued_at), 0)
+                self.enqueued_at[sequence_id] = enqueued_at
+            case "span", [first, last, state, _, *columns]:
+                span = selects.to_span((first, last, state, *columns))
+                for i in filter(self.items.__contains__, range(first, last + 1)):
+                    self.spans[i] = span.cut(i, i)
+                    self.items[i] = msgspec.structs.replace(self.items[i], priority=span.priority)
+            case "error", [last, _, _, first, attempt, at, peer, error]:
+                for i in range(first, last + 1):
+                    self._keep_error(i, ErrorRecord(attempt, to_datetime(at), error, peer))
 
     def _enter(self, event: LeaseEvent, span: Span) -> None:
         super()._enter(event, span)

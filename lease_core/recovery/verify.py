@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 
-from lease_core.errors import InvalidInput
+from lease_core.errors import EventsPruned, InvalidInput
 from lease_core.model import LeaseEvent, Value
 from lease_core.queue import LeaseQueue
 from lease_core.recovery.progress import Progress, on_terminal
 from lease_core.recovery.strict import strictly
 from lease_core.recovery.tables import Expected, difference
 from lease_core.replay import ReplayDiverged, Replica
-from lease_core.replication.contract import EventSource, each_event
+from lease_core.replication.contract import EventSource, each_event, good_events
 from lease_core.replication.errors import CorruptCopy
 from lease_core.replication.same_event import same_event, untagged
 
@@ -55,6 +56,7 @@ def verify(
     *,
     tables: LeaseQueue | None = None,
     after: int = 0,
+    snapshot: str | Path | None = None,
     lag_allowed: int = 0,
     progress: Progress | None = None,
 ) -> Report:
@@ -64,22 +66,25 @@ def verify(
     happened to the items as the events before it left them. ``against`` is another copy, or the queue itself, that must
     hold the very same events, tagged with a shard or not, and no more: a copy whose end was cut off looks like one that
     is not up to date. For one that is still being written say by how many events it may be behind, ``lag_allowed``.
-    ``tables`` is a queue whose rows must be what the events up to its head make of them. ``after`` begins in the
-    middle, where the log was pruned: numbers and checksums are checked, but what an event does to items cannot be, and
-    so neither can ``tables``.
+    ``tables`` is a queue whose rows must be what the events up to its head make of them.
+
+    Where the log was pruned, begin after it: with ``snapshot``, the items as they stood at some event that is still
+    there or was the last to go, all is checked from there on. With ``after`` alone numbers and checksums are, but what
+    an event does to items cannot be, and so neither can ``tables``.
     """
     if lag_allowed < 0:
         raise InvalidInput("lag_allowed", f"must be 0 or more (got {lag_allowed})")
     if after and tables is not None:
-        raise InvalidInput("tables", "can be compared with a log from its first event only, not with after=")
+        raise InvalidInput("tables", "cannot be compared with after=: give snapshot=, or a copy that has the whole log")
+    if after and snapshot is not None:
+        raise InvalidInput("after", "is what the snapshot says; give one of the two")
     copy = strictly(copy)
     progress = progress or on_terminal("verifying")
-    good = after
-    expected = None if tables is None else Expected()
-    replica = expected or (Replica() if after == 0 else None)
-    head = tables.stats().head if tables is not None else None
+    replica = _beginning(after, snapshot, tables)
+    good = after = after if replica is None else replica.number
+    head = None if tables is None else _comparable(tables, copy, after)
     others = each_event(against, after, _TOGETHER) if against is not None else iter(())
-    if tables and expected and good == head and (wrong := _compared(tables, expected)):
+    if wrong := _at_head(tables, replica, head):
         return wrong
     try:
         for event in each_event(copy, after, _TOGETHER):
@@ -89,7 +94,7 @@ def verify(
             good = event.sequence_number
             if progress is not None and good % _TOGETHER == 0:
                 progress(good, head)
-            if tables and expected and good == head and (wrong := _compared(tables, expected)):
+            if wrong := _at_head(tables, replica, head):
                 return wrong
         behind = 0 if against is None else _left(against, others, good)
     except CorruptCopy as damage:
@@ -135,11 +140,41 @@ def _difference(one: LeaseEvent, other: LeaseEvent) -> str:
     return ", ".join(fields)
 
 
-def _compared(queue: LeaseQueue, expected: Expected) -> Report | None:
-    """What is wrong with the queue's rows, if anything is."""
-    problem = difference(queue, expected)
+def _beginning(after: int, snapshot: str | Path | None, tables: LeaseQueue | None) -> Replica | None:
+    """The items as they stand where reading begins. None: that is not known."""
+    if snapshot is not None:
+        return Expected.from_snapshot(snapshot)
+    if after:
+        return None
+    return Replica() if tables is None else Expected()
+
+
+def _comparable(tables: LeaseQueue, copy: EventSource, after: int) -> int:
+    """The number of the last event that made the rows what they are, if the copy can explain them from ``after`` on."""
+    head = tables.stats().head
+    if head < after:
+        raise InvalidInput("snapshot", f"is as of event {after}, but the queue has events up to {head} only")
+    try:
+        good_events(copy, after, 1)
+    except CorruptCopy:
+        pass  # it is told of where it is read
+    except EventsPruned as gap:
+        raise InvalidInput(
+            "tables",
+            f"cannot be compared: the log begins with event {gap.oldest}, and how the items stood then is not known. "
+            "Give a snapshot, such as the one that the queue was rebuilt from (snapshot=, or --snapshot FILE), or "
+            "verify by a copy that has the whole log",
+        ) from gap
+    return head
+
+
+def _at_head(queue: LeaseQueue | None, replica: Replica | None, head: int | None) -> Report | None:
+    """What is wrong with the queue's rows, if anything is and the log was read up to ``head``, where they stand."""
+    if queue is None or not isinstance(replica, Expected) or replica.number != head:
+        return None
+    problem = difference(queue, replica)
     if problem is None:
         return None
-    if queue.stats().head != expected.number:
-        return Report(expected.number, "the queue went on while it was compared; seal it, stop its users, or repeat")
-    return Report(max(expected.number - 1, 0), problem)
+    if queue.stats().head != head:
+        return Report(head, "the queue went on while it was compared; seal it, stop its users, or repeat")
+    return Report(max(head - 1, 0), problem)

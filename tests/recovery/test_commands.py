@@ -76,6 +76,10 @@ def test_snapshot_and_rebuild_from_it(url: str, tmp_path: Path) -> None:
     omnirelay("rebuild", url, copy, "--namespace", "landing", "--snapshot", str(tmp_path / "file"))
     with LeaseQueue.open(copy, "landing") as queue:
         assert queue.stats().pending == 2
+    check = ("verify", copy, "--tables", copy, "--namespace", "landing")
+    assert "Give a snapshot" in omnirelay(*check, code=2)
+    told = omnirelay(*check, "--snapshot", str(tmp_path / "file"))
+    assert told.strip() == "good up to event 5, which is the last"
 
 
 def test_a_standby_follows_and_takes_over(url: str, tmp_path: Path) -> None:

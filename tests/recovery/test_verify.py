@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from lease_core import LeaseQueue, WorkItem
 from lease_core.errors import InvalidInput
 from lease_core.model import LeaseEvent
-from lease_core.recovery import rebuild, verify
+from lease_core.recovery import rebuild, snapshot, verify
 from lease_core.replication import (
     CorruptCopy,
     JsonlSink,
@@ -313,10 +313,61 @@ def test_a_pruned_log_is_verified_from_where_it_begins(original: LeaseQueue) -> 
     assert verify(original, after=oldest).last_good == original.stats().head
 
 
-def test_tables_are_not_said_to_be_good_without_a_look_at_them(original: LeaseQueue) -> None:
+def test_tables_are_not_said_to_be_good_without_a_look_at_them(original: LeaseQueue, tmp_path: Path) -> None:
     oldest = original.prune_events(before=100)
-    with pytest.raises(InvalidInput, match="tables"):
+    with pytest.raises(InvalidInput, match="tables: cannot be compared with after=: give snapshot="):
         verify(original, tables=original, after=oldest)
+    with pytest.raises(InvalidInput, match=rf"begins with event {oldest + 1}, .* Give a snapshot, .* --snapshot FILE"):
+        verify(original, tables=original)
+    snapshot(original, tmp_path / "file")
+    with pytest.raises(InvalidInput, match="after: is what the snapshot says"):
+        verify(original, after=oldest, snapshot=tmp_path / "file")
+
+
+@pytest.mark.parametrize("exclusive", [None, "resource", "partition"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_queue_made_from_a_snapshot_is_verified_from_there_on(
+    seed: int, exclusive: str | None, tmp_path: Path, clock: FakeClock
+) -> None:
+    rules = config(exclusive)
+    with LeaseQueue.open("sqlite://", "main", rules, clock=clock) as queue:
+        live(queue, clock, seed)
+        made = snapshot(queue, tmp_path / "file")
+        queue.prune_events(before=made.sequence_number + 1)
+        assert verify(queue, tables=queue, snapshot=tmp_path / "file").last_good == made.sequence_number
+        live(queue, clock, seed + 100)
+        assert verify(queue, tables=queue, snapshot=tmp_path / "file").ok
+        with rebuild(queue, "sqlite://", config=rules, clock=clock, snapshot=tmp_path / "file") as copy:
+            live(copy, clock, seed + 200)
+            report = verify(copy, tables=copy, snapshot=tmp_path / "file")
+            assert (report.ok, report.last_good) == (True, copy.stats().head)
+            snapshot(copy, tmp_path / "newer")
+            with pytest.raises(InvalidInput, match="snapshot: is as of event"):
+                verify(copy, tables=queue, snapshot=tmp_path / "newer")
+
+
+@pytest.mark.parametrize("what", TAMPER)
+@pytest.mark.parametrize("later", [False, True])
+def test_tables_that_are_not_what_snapshot_and_log_say_are_found(
+    what: str, later: bool, original: LeaseQueue, tmp_path: Path
+) -> None:
+    _live_a_little(original)
+    made = snapshot(original, tmp_path / "file")
+    if later:
+        original.enqueue(WorkItem("file", "later"))
+    original.prune_events(before=made.sequence_number + 1)
+    assert verify(original, tables=original, snapshot=tmp_path / "file").ok
+    with original._store.engine.connect() as connection:
+        assert connection.execute(sa.text(TAMPER[what])).rowcount
+    assert not verify(original, tables=original, snapshot=tmp_path / "file").ok
+
+
+def test_a_damaged_snapshot_verifies_nothing(original: LeaseQueue, tmp_path: Path) -> None:
+    snapshot(original, tmp_path / "file")
+    whole = (tmp_path / "file").read_bytes()
+    (tmp_path / "file").write_bytes(whole.replace(b"worker-1", b"worker-2", 1))
+    with pytest.raises(CorruptCopy, match="checksum"):
+        verify(original, tables=original, snapshot=tmp_path / "file")
 
 
 def test_what_a_copy_has_beyond_the_tables_is_verified_too(original: LeaseQueue) -> None:
