@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from lease_core.errors import EventsPruned
+from lease_core.errors import EventsPruned, InvalidInput
 from lease_core.model import LeaseEvent
-from lease_core.replication.contract import EventSource
+from lease_core.replication.contract import Checkpoints, EventSource
 from lease_core.replication.errors import CorruptCopy, HistoryDiffers
 from lease_core.replication.same_event import same_event
 
 _PAGE = 1_000
+
+
+@runtime_checkable
+class _Readers(Checkpoints, Protocol):
+    """What keeps places, and can tell them."""
+
+    def drop_reader(self, name: str) -> None: ...
+
+    def readers(self) -> dict[str, int]: ...
 
 
 class Prunable(EventSource, Protocol):
@@ -24,12 +35,20 @@ class WithArchive:
     """A source that gives the events of ``live``, and those it has pruned from ``copy``, without a seam.
 
     Where the two meet they must tell the same: a copy of another queue, though it has the same name, is refused with
-    ``HistoryDiffers``. Whatever else ``live`` can do (``stats``, ``now``, keeping checkpoints), it does here too.
+    ``HistoryDiffers``. Whatever else ``live`` can do (``stats``, ``now``), it does here too. If it keeps the places of
+    readers, then this does, also of those that are still in what was pruned.
     """
+
+    def __new__(cls, live: EventSource, copy: EventSource) -> WithArchive:
+        return super().__new__(_KeepsPlaces if cls is WithArchive and isinstance(live, _Readers) else cls)
 
     def __init__(self, live: EventSource, copy: EventSource) -> None:
         self._live, self._copy = live, copy
         self._compared = False
+
+    @property
+    def live(self) -> EventSource:
+        return self._live
 
     def events(self, after: int = 0, limit: int = 1_000) -> Sequence[LeaseEvent]:
         """Up to ``limit`` events above ``after``. Raises ``EventsPruned`` if the copy does not have them either."""
@@ -38,9 +57,20 @@ class WithArchive:
         except EventsPruned as gap:
             self._compare(gap.oldest)
             found = self._copy.events(after, min(limit, gap.oldest - 1 - after))
-            if not found or found[0].sequence_number != after + 1:
+            if not found:
                 raise
-            return found
+            if found[0].sequence_number != after + 1:
+                raise EventsPruned(after, min(found[0].sequence_number, gap.oldest)) from None
+            return [*found, *self._across(found[-1].sequence_number, gap.oldest, limit - len(found))]
+
+    def _across(self, last: int, oldest: int, limit: int) -> Sequence[LeaseEvent]:
+        """What the log goes on with, where a page of the copy ends at it: a short page looks like the end of all."""
+        if last + 1 != oldest or limit < 1:
+            return []
+        try:
+            return self._live.events(last, limit)
+        except EventsPruned:
+            return []  # more was pruned just now: the next call gives it from the copy
 
     def _compare(self, number: int) -> None:
         """See once that the copy is of this log, by the oldest event that both should have."""
@@ -60,6 +90,98 @@ class WithArchive:
         if name in ("event_payload", "event_lines"):  # the short ways go past the archive
             raise AttributeError(name)
         return getattr(self._live, name)
+
+
+class _KeepsPlaces(WithArchive):
+    """With the places of readers, kept by the live log, which then prunes nothing that they have yet to read.
+
+    It cannot keep a place in what it has pruned already. A reader that is there is registered where the log begins,
+    under a name that tells its place: ``relay/late, at 1200 of the archive``. When it moves it is registered anew
+    before the old one is dropped, and at the place where the two meet it gets its own name; so whoever is killed in
+    between leaves one too many, of which the furthest counts. Under its own name a reader has passed all of the
+    archive, so that one that goes on with the log alone is never told to begin after something it has not read.
+    """
+
+    _live: Any
+
+    def register_reader(self, name: str, after: int = 0) -> int:
+        """The kept place of ``name``, which is ``after`` if it is new. The copy must have what was pruned above it."""
+        while True:
+            if (known := self._known(name)) is not None:
+                return known
+            try:
+                return int(self._live.register_reader(name, after))
+            except EventsPruned as gap:
+                self.events(after, 1)  # raises if the copy does not have it, either
+                if self._register_in_archive(name, after, gap.oldest - 1):
+                    return after
+
+    def _known(self, name: str) -> int | None:
+        """Where the reader is, if it is registered. If it is past the archive, no place there is kept any more."""
+        if name in self._live.readers():
+            self._drop(name)
+        return self.readers().get(name)
+
+    def _register_in_archive(self, name: str, after: int, at: int) -> bool:
+        try:
+            self._live.register_reader(_in_archive(name, after), at)
+        except EventsPruned:
+            return False  # more was pruned just now
+        return True
+
+    def advance_reader(self, name: str, to: int) -> None:
+        """Keep that ``name`` has come to ``to``. Never moves back."""
+        try:
+            self._live.advance_reader(name, to)
+        except InvalidInput:
+            kept = self._in_archive(name)
+            if not kept:
+                raise
+            begin = min(kept.values())
+            if to >= begin:
+                self._live.register_reader(name, to)
+                self._live.advance_reader(name, to)
+            elif to > max(kept):
+                self._live.register_reader(_in_archive(name, to), begin)
+            else:
+                return
+            self._drop(name, below=to)
+
+    def drop_reader(self, name: str) -> None:
+        """Forget the reader, wherever it is."""
+        self._live.drop_reader(name)
+        self._drop(name)
+
+    def readers(self) -> dict[str, int]:
+        """How far each registered reader has come, in the archive or in the log."""
+        places: dict[str, int] = {}
+        for kept, cursor in self._live.readers().items():
+            name, place = _place(kept, cursor)
+            places[name] = max(place, places.get(name, 0))
+        return places
+
+    def _in_archive(self, name: str) -> dict[int, int]:
+        """The places in the archive that are kept for ``name``, each with where the log is kept from."""
+        found = ((_place(kept, cursor), kept, cursor) for kept, cursor in self._live.readers().items())
+        return {place: cursor for (owner, place), kept, cursor in found if owner == name != kept}
+
+    def _drop(self, name: str, below: float = math.inf) -> None:
+        for place in self._in_archive(name):
+            if place < below:
+                self._live.drop_reader(_in_archive(name, place))
+
+
+_IN_ARCHIVE = re.compile(r"(.*), at (\d+) of the archive", re.DOTALL)
+
+
+def _in_archive(name: str, place: int) -> str:
+    return f"{name}, at {place} of the archive"
+
+
+def _place(kept: str, cursor: int) -> tuple[str, int]:
+    """The reader that is kept under a name, and its place."""
+    found = _IN_ARCHIVE.fullmatch(kept)
+    return (kept, cursor) if found is None else (found[1], int(found[2]))
 
 
 def check_same(ours: LeaseEvent | None, theirs: LeaseEvent | None, number: int) -> bool:

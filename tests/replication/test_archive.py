@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from lease_core import LeaseQueue
-from lease_core.errors import EventsPruned
-from lease_core.recovery import rebuild
+from lease_core import LeaseEvent, LeaseQueue
+from lease_core.errors import EventsPruned, InvalidInput
+from lease_core.recovery import Standby, rebuild, verify
 from lease_core.replication import (
     Batch,
     HistoryDiffers,
@@ -27,6 +27,7 @@ from lease_core.replication import (
     read_segments,
     with_shard,
 )
+from lease_core.replication.contract import Checkpoints
 from lease_core.replication.sinks.object_store import SegmentsCopy
 from tests.replication.conftest import work
 
@@ -50,10 +51,150 @@ def test_a_reader_crosses_from_the_archive_to_the_live_log(queue: LeaseQueue, tm
     assert found[: len(before)] == before
     assert found[len(before) :] == queue.events(gone, 1_000)
     assert [event.sequence_number for event in found] == list(range(1, 1_801))
+
+
+@pytest.fixture
+def whole(queue: LeaseQueue, tmp_path: Path) -> WithArchive:
+    """A log of 600 events, of which the first 300 are in the archive only."""
+    work(queue, 100)
+    archive(queue, tmp_path / "archive")
+    copy = read_segments(f"file://{tmp_path}/archive")
+    assert prune_archived(queue, copy) == 300
+    queue.drop_reader(next(iter(queue.readers())))
+    work(queue, 100)
+    return WithArchive(queue, copy)
+
+
+class Forgetful:
+    """A sink that does not know what it has got, and may be killed with a batch in its hands."""
+
+    name = "late"
+
+    def __init__(self) -> None:
+        self.got: list[LeaseEvent] = []
+        self.kill_at = 10**6
+
+    def deliver(self, batch: Batch) -> None:
+        self.got.extend(batch)
+        if batch.last >= self.kill_at:
+            raise Killed
+
+
+class Killed(BaseException):
+    pass
+
+
+SMALL = Rules(batch_size=30, checkpoint_every=0)
+
+
+@pytest.mark.parametrize("size", [30, 1_000])
+@pytest.mark.parametrize("start", ["beginning", "oldest"])
+@pytest.mark.parametrize("sink", [MemorySink, Forgetful])
+def test_a_relay_begins_in_the_archive_and_goes_on_with_the_log(
+    sink: Callable[[], Any], start: Any, size: int, whole: WithArchive, queue: LeaseQueue
+) -> None:
+    late = sink()
+    [status] = Relay(whole, late, rules=Rules(batch_size=size, start=start)).run_once()
+    assert (status.state, status.position, status.delivered) == ("running", 600, 600)
+    assert (late.kept if sink is MemorySink else late.got) == list(each_event(whole))
+    assert queue.readers() == {f"relay/{late.name}": 600}
+
+
+def test_a_relay_killed_in_the_archive_goes_on_from_its_checkpoint(whole: WithArchive, queue: LeaseQueue) -> None:
+    """Nothing is missing, and of what a sink without a position sees again there is one batch each time."""
+    late = Forgetful()
+    for number in (1, 100, 200, 290, 301, 450):
+        late.kill_at = number
+        with pytest.raises(Killed):
+            Relay(WithArchive(queue, whole._copy), late, rules=SMALL).run_once()
+        assert len(queue.readers()) == 1, "one place is kept"
+    late.kill_at = 10**6
+    Relay(WithArchive(queue, whole._copy), late, rules=SMALL).run_once()
+    numbers = [event.sequence_number for event in late.got]
+    assert sorted(set(numbers)) == list(range(1, 601))
+    assert len(numbers) == 600 + 6 * 30
+    assert queue.readers() == {"relay/late": 600}
+
+
+def test_a_sink_with_a_position_gets_nothing_twice_from_the_archive(whole: WithArchive, queue: LeaseQueue) -> None:
     late = MemorySink("late")
-    relay = Relay(whole, late, rules=Rules(start="oldest"), checkpoints=None)
-    relay.run_once()
-    assert late.kept[-1].sequence_number == 1_800
+    delivered = 0
+    for batches in (1, 3, 2, 5, 20):
+        [status] = Relay(WithArchive(queue, whole._copy), late, rules=SMALL).run_once(batches)
+        delivered += status.delivered
+    assert late.kept == list(each_event(whole))
+    assert delivered == 600
+
+
+def test_while_a_reader_is_in_the_archive_the_log_is_kept_for_it(whole: WithArchive, queue: LeaseQueue) -> None:
+    assert whole.register_reader("slow") == 0
+    assert queue.readers() == {"slow, at 0 of the archive": 300}
+    assert whole.readers() == {"slow": 0}
+    assert queue.prune_events(before=601) == 300
+    with pytest.raises(EventsPruned):  # the log alone does not have what it needs, and must not pass over it
+        queue.register_reader("slow", 0)
+    for to, place in ((120, 120), (60, 120), (299, 299), (300, 300), (400, 400), (350, 400)):
+        whole.advance_reader("slow", to)
+        assert (whole.readers(), whole.register_reader("slow", 7)) == ({"slow": place}, place)
+        assert len(queue.readers()) == 1
+    assert queue.readers() == {"slow": 400}
+    assert 300 < queue.prune_events(before=601) <= 400
+
+
+def test_a_reader_is_dropped_wherever_it_is(whole: WithArchive, queue: LeaseQueue) -> None:
+    for to in (0, 100, 500):
+        whole.register_reader("slow")
+        whole.advance_reader("slow", to)
+        whole.drop_reader("slow")
+        assert queue.readers() == {}
+        with pytest.raises(InvalidInput, match="no reader 'slow'"):
+            whole.advance_reader("slow", 550)
+
+
+def test_whoever_is_killed_between_two_places_is_at_the_further_one(whole: WithArchive, queue: LeaseQueue) -> None:
+    queue.register_reader("slow, at 100 of the archive", 300)
+    queue.register_reader("slow, at 150 of the archive", 300)
+    assert whole.register_reader("slow") == 150
+    whole.advance_reader("slow", 160)
+    assert queue.readers() == {"slow, at 160 of the archive": 300}
+    queue.register_reader("slow", 310)
+    assert whole.register_reader("slow") == 310
+    assert queue.readers() == {"slow": 310}
+
+
+def test_a_reader_of_what_neither_has_is_refused(whole: WithArchive, queue: LeaseQueue, tmp_path: Path) -> None:
+    sorted((tmp_path / "archive").rglob("*.jsonl"))[0].unlink()
+    with pytest.raises(EventsPruned) as gap:
+        whole.register_reader("slow")
+    assert gap.value.oldest == 101
+    assert queue.readers() == {}
+    [status] = Relay(whole, MemorySink("late")).run_once()
+    assert status.state == "stopped"
+    oldest = MemorySink("oldest")
+    Relay(whole, oldest, rules=Rules(start="oldest")).run_once()
+    assert [event.sequence_number for event in oldest.kept] == list(range(101, 601))
+
+
+def test_places_are_kept_where_the_log_keeps_them(whole: WithArchive) -> None:
+    assert isinstance(whole, Checkpoints)
+    assert not isinstance(WithArchive(MemorySink(), MemorySink()), Checkpoints)
+
+
+def test_a_standby_begins_in_the_archive_and_takes_over(whole: WithArchive, queue: LeaseQueue, tmp_path: Path) -> None:
+    place, before = f"sqlite:///{tmp_path}/standby.db", list(each_event(whole))
+    for _ in range(3):  # each goes on with what the one before has made
+        with Standby(whole, place) as standby:
+            assert standby.follow(limit=110) > 0
+            assert len(queue.readers()) == 1
+            assert set(whole.readers().values()) == {standby.number}
+    with Standby(whole, place) as standby:
+        while standby.follow(limit=110):
+            pass
+        assert standby.lag() == 0
+        assert queue.readers() == {f"standby/{standby.name}": 600}
+        with standby.promote(queue) as promoted:
+            assert list(each_event(promoted)) == before
+            assert verify(promoted, whole, tables=promoted).ok
 
 
 def test_only_what_is_archived_and_sound_is_pruned(queue: LeaseQueue, tmp_path: Path) -> None:
