@@ -18,6 +18,7 @@ from lease_core.queue import LeaseQueue
 from lease_core.recovery import carrying, copying, handing_back, sealing
 from lease_core.recovery import snapshot as snapshots
 from lease_core.recovery.sealing import Rules
+from lease_core.replication.archive import WithArchive
 from lease_core.replication.contract import EventSource, good_events
 from lease_core.replication.errors import HistoryDiffers
 from lease_core.replication.same_event import same_event, untagged
@@ -161,6 +162,7 @@ class Copy:
 def _described(source: object, start: snapshots.Snapshot | None, config: QueueConfig) -> tuple[str, Rules]:
     """The identity and the rules of what is copied, as far as they are known. What ``config`` says goes first."""
     asked = config.model_fields_set
+    source = source.live if isinstance(source, WithArchive) else source
     queue_id, rules = getattr(source, "queue_id", None) or uuid.uuid4().hex, Rules()
     if start is not None:
         queue_id, rules = start.queue_id, Rules(**start.rules)

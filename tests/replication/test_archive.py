@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lease_core import LeaseEvent, LeaseQueue
+from lease_core import LeaseEvent, LeaseQueue, QueueConfig, WorkItem
 from lease_core.errors import EventsPruned, InvalidInput
 from lease_core.recovery import Standby, rebuild, verify
 from lease_core.replication import (
@@ -195,6 +195,18 @@ def test_a_standby_begins_in_the_archive_and_takes_over(whole: WithArchive, queu
         with standby.promote(queue) as promoted:
             assert list(each_event(promoted)) == before
             assert verify(promoted, whole, tables=promoted).ok
+
+
+def test_what_is_made_of_log_and_archive_has_the_rules_of_the_queue(tmp_path: Path) -> None:
+    rules = QueueConfig(exclusive="resource", capacity=50, high_watermark=40, low_watermark=5)
+    with LeaseQueue.open(f"sqlite:///{tmp_path}/queue.db", config=rules) as queue:
+        queue.enqueue([WorkItem("file", "same") for _ in range(3)])
+        archive(queue, tmp_path / "archive")
+        copy = read_segments(f"file://{tmp_path}/archive")
+        prune_archived(queue, copy)
+        with rebuild(WithArchive(queue, copy), f"sqlite:///{tmp_path}/rebuilt.db") as rebuilt:
+            assert rebuilt.queue_id == queue.queue_id
+            assert len(rebuilt.lease("worker", limit=3)) == 1
 
 
 def test_only_what_is_archived_and_sound_is_pruned(queue: LeaseQueue, tmp_path: Path) -> None:
