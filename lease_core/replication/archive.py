@@ -11,7 +11,7 @@ from lease_core.errors import EventsPruned, InvalidInput
 from lease_core.model import LeaseEvent
 from lease_core.replication.contract import Checkpoints, EventSource
 from lease_core.replication.errors import CorruptCopy, HistoryDiffers
-from lease_core.replication.same_event import same_event
+from lease_core.replication.same_event import same_event, untagged
 
 _PAGE = 1_000
 
@@ -35,8 +35,9 @@ class WithArchive:
     """A source that gives the events of ``live``, and those it has pruned from ``copy``, without a seam.
 
     Where the two meet they must tell the same: a copy of another queue, though it has the same name, is refused with
-    ``HistoryDiffers``. Whatever else ``live`` can do (``stats``, ``now``), it does here too. If it keeps the places of
-    readers, then this does, also of those that are still in what was pruned.
+    ``HistoryDiffers``. A shard that the copy is tagged with is left out, since the log has none. Whatever else ``live``
+    can do (``stats``, ``now``), it does here too. If it keeps the places of readers, then this does, also of those that
+    are still in what was pruned.
     """
 
     def __new__(cls, live: EventSource, copy: EventSource) -> WithArchive:
@@ -61,7 +62,7 @@ class WithArchive:
                 raise
             if found[0].sequence_number != after + 1:
                 raise EventsPruned(after, min(found[0].sequence_number, gap.oldest)) from None
-            return [*found, *self._across(found[-1].sequence_number, gap.oldest, limit - len(found))]
+            return [*map(untagged, found), *self._across(found[-1].sequence_number, gap.oldest, limit - len(found))]
 
     def _across(self, last: int, oldest: int, limit: int) -> Sequence[LeaseEvent]:
         """What the log goes on with, where a page of the copy ends at it: a short page looks like the end of all."""
