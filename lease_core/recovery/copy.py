@@ -159,15 +159,21 @@ class Copy:
         self.close()
 
 
+def queue_of(source: object) -> LeaseQueue | None:
+    """The queue that a source is, or that it reads together with its archive; None for what is only a copy."""
+    live = source.live if isinstance(source, WithArchive) else source
+    return live if isinstance(live, LeaseQueue) else None
+
+
 def _described(source: object, start: snapshots.Snapshot | None, config: QueueConfig) -> tuple[str, Rules]:
     """The identity and the rules of what is copied, as far as they are known. What ``config`` says goes first."""
     asked = config.model_fields_set
-    source = source.live if isinstance(source, WithArchive) else source
-    queue_id, rules = getattr(source, "queue_id", None) or uuid.uuid4().hex, Rules()
+    queue = queue_of(source)
+    queue_id, rules = getattr(queue or source, "queue_id", None) or uuid.uuid4().hex, Rules()
     if start is not None:
         queue_id, rules = start.queue_id, Rules(**start.rules)
-    elif isinstance(source, LeaseQueue):
-        head = reading.head(source._store, source._ns)
+    elif queue is not None:
+        head = reading.head(queue._store, queue._ns)
         queue_id = head.queue_id
         rules = Rules(head.exclusive, head.high_mark, head.low_mark, head.capacity)
     if "exclusive" in asked:

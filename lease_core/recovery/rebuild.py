@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from lease_core.config import QueueConfig
 from lease_core.errors import InvalidInput
 from lease_core.queue import LeaseQueue
-from lease_core.recovery.copy import PAGE, Copy, Leases
+from lease_core.recovery.copy import PAGE, Copy, Leases, queue_of
 from lease_core.recovery.progress import Progress, on_terminal
 from lease_core.recovery.strict import strictly
 from lease_core.replication.contract import EventSource
@@ -59,11 +59,8 @@ def rebuild(
         raise InvalidInput("upto", f"must be 0 or more (got {upto})")
     source = strictly(source)
     progress = progress or on_terminal("rebuilding")
-    if (
-        not isinstance(source, LeaseQueue)
-        and snapshot is None
-        and "exclusive" not in (config or QueueConfig()).model_fields_set
-    ):
+    known = queue_of(source) is not None or snapshot is not None
+    if not known and "exclusive" not in (config or QueueConfig()).model_fields_set:
         logger.warning(
             "the source does not say whether the queue was exclusive, or had marks or a capacity: it will have none. "
             "If it had, say so (config=, --exclusive) and rebuild into an empty database"
@@ -88,8 +85,8 @@ def rebuild(
             )
         if progress is not None:
             progress(copy.number, copy.number)
-        if isinstance(source, LeaseQueue):
-            copy.carry(source)
+        if queue := queue_of(source):
+            copy.carry(queue)
         return copy.take_over(1, leases)
     except BaseException:
         copy.close()

@@ -158,7 +158,7 @@ def load(path: str | Path, store: Store, ns: int) -> int:
                 .values(values)
             )
             if taken.rowcount == 1:
-                for name, rows in _batches(Path(path)):
+                for name, rows in batches(Path(path)):
                     _fill(connection, ns, name, rows)
             connection.exec_driver_sql("COMMIT")
         except BaseException:
@@ -204,7 +204,7 @@ def _check(path: Path) -> None:
         raise CorruptCopy(str(path), "the snapshot is damaged: its checksum does not fit", 0)
 
 
-def _batches(path: Path) -> Iterator[tuple[str, list[list[Any]]]]:
+def batches(path: Path) -> Iterator[tuple[str, list[list[Any]]]]:
     with path.open("rb") as file:
         next(file)
         for line in file:

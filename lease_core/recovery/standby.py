@@ -14,7 +14,7 @@ from lease_core.config import QueueConfig
 from lease_core.errors import EventsPruned, InvalidInput, StoreError
 from lease_core.queue import LeaseQueue
 from lease_core.recovery import sealing
-from lease_core.recovery.copy import PAGE, Copy, Leases
+from lease_core.recovery.copy import PAGE, Copy, Leases, queue_of
 from lease_core.replay import ReplayDiverged
 from lease_core.replication.contract import Checkpoints, EventSource
 from lease_core.replication.errors import CorruptCopy, HistoryDiffers
@@ -100,8 +100,8 @@ class Standby:
             except InvalidInput:  # it was dropped, as that of a standby that was thought to be gone
                 self._register()
             self._told = self._copy.number
-        if isinstance(self._source, LeaseQueue) and time.monotonic() >= self._carry_at:
-            self._copy.carry_readers(self._source, self._reader)  # should the primary be lost, they are known here
+        if time.monotonic() >= self._carry_at and (queue := queue_of(self._source)):
+            self._copy.carry_readers(queue, self._reader)  # should the primary be lost, they are known here
             self._carry_at = time.monotonic() + _CARRY_EVERY
         return taken
 
@@ -165,7 +165,7 @@ class Standby:
         epoch = 1
         sealed = self._sealed_after_all() if primary is None else self._sealed(primary)
         if sealed is not None:
-            primary = primary or cast(LeaseQueue, self._source)
+            primary = primary or cast(LeaseQueue, queue_of(self._source))
             epoch = sealed.epoch
             while self._copy.number < sealed.number:
                 if not self._copy.advance(primary, PAGE, sealed.number):
@@ -180,11 +180,11 @@ class Standby:
 
     def _sealed_after_all(self) -> sealing.Sealed | None:
         """The primary that was said to be lost is sealed, if it is the source and answers."""
-        source = self._source
+        queue = queue_of(self._source)
         try:
-            if not isinstance(source, LeaseQueue) or sealing.follows(source._store, source._ns):
+            if queue is None or sealing.follows(queue._store, queue._ns):
                 return None  # a copy, as this is
-            sealed = self._sealed(source)
+            sealed = self._sealed(queue)
         except (StoreError, EventsPruned, HistoryDiffers) as error:
             logger.warning("the primary is taken for lost and was not sealed: %s", error)
             return None

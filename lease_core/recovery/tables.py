@@ -15,7 +15,7 @@ from lease_core import payload, reading
 from lease_core.machine import Span, State
 from lease_core.model import ErrorRecord, EventType, LeaseEvent, to_datetime, to_micros
 from lease_core.queue import LeaseQueue
-from lease_core.recovery.snapshot import _batches, read_header
+from lease_core.recovery.snapshot import batches, read_header
 from lease_core.replay import Replica
 from lease_core.store import selects
 from lease_core.store.base import Head, Query, Row
@@ -63,7 +63,7 @@ class Expected(Replica):
         made.number, made.next_id = header.sequence_number, header.head["next_id"]
         made.pending, made.active = header.head["pending"], header.head["active"]
         made.completed, made.backpressure = header.head["completed"], bool(header.head["backpressure"])
-        for name, rows in _batches(Path(path)):
+        for name, rows in batches(Path(path)):
             for row in rows:
                 made._take(name, row)
         return made
