@@ -32,10 +32,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except LeaseError as error:
-        print(f"omnirelay {asked}: {error}", file=sys.stderr)
-        return 2
+        return _refuse(asked, str(error))
+    except OSError as error:  # of a path that was given; the system says which
+        where = f"{error.filename}: " if error.filename else ""
+        return _refuse(asked, f"{where}{error.strerror or error}; check the path and its permissions")
     except KeyboardInterrupt:
         return 130
+
+
+def _refuse(asked: str, reason: str) -> int:
+    print(f"omnirelay {asked}: {reason}", file=sys.stderr)
+    return 2
 
 
 def _add(subparsers: Any, name: str, entry: EntryPoint) -> None:

@@ -9,6 +9,8 @@ from lease_core.errors import InvalidInput
 
 def parse(field: str, address: str) -> tuple[str, int]:
     """Host and port of ``host:port`` or ``[v6]:port``; of a ``unix:`` address the whole of it, and 0."""
+    if not isinstance(address, str):
+        raise InvalidInput(field, f"must be host:port, not {type(address).__name__}")
     if address.startswith("unix:"):
         return address, 0
     host, colon, port = address.rpartition(":")

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _STOP_SECONDS = 10.0
 _PRUNE_SECONDS = 600.0
+_MOST_DAYS = 36_500
 
 
 class HubServer:
@@ -50,6 +51,10 @@ class HubServer:
         meter: Any = None,
     ) -> None:
         parse("listen", listen)
+        if keep_days is not None and not 0 < keep_days <= _MOST_DAYS:
+            raise InvalidConfig(
+                "keep_days", f"must be above 0 and at most {_MOST_DAYS} (got {keep_days:g}); leave it out to keep all"
+            )
         self._url, self._listen = url, listen
         self._credentials = server_credentials(listen, certificate, key, client_ca, insecure)
         self._most_bytes, self._most_pending, self._meter = most_bytes, most_pending, meter

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from lease_core.errors import InvalidInput
+from lease_core.errors import InvalidInput, StoreUnavailable
 from lease_core.model import LeaseEvent
 from lease_core.replication.batch import Batch
 from lease_core.replication.durable_file import force_folder, make_folder, place_file, room_in
@@ -144,8 +144,25 @@ def without_secrets() -> Iterator[None]:
     try:
         yield
     except BaseError as error:
-        said = re.sub(r"\?[^\s\"')]+", "?...", str(error))[:300]
-        raise SinkUnavailable(f"{type(error).__name__}: {said}") from None
+        raise SinkUnavailable(_said(error)) from None
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """The same around what reads a copy. A store that is away may come back, as a database may."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except BaseError as error:
+        advice = "check its address, the credentials and the network"
+        raise StoreUnavailable(f"the copy's object store cannot be read ({_said(error)}): {advice}") from None
+
+
+def _said(error: Exception) -> str:
+    """The first line, without the query of an address and whoever is named in it; the library adds pages."""
+    line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: " + re.sub(r"//[^/\s@]+@", "//...@", re.sub(r"\?[^\s\"')]+", "?...", line))[:300]
 
 
 def open_object_store(
@@ -159,6 +176,8 @@ def open_object_store(
         raise InvalidInput(
             "url", f"object stores need obstore ({error}); pip install 'omnirelay-dagster[objectstore]'"
         ) from error
+    if not isinstance(url, str):
+        raise InvalidInput("url", f"must be text such as s3://bucket/path, not {type(url).__name__}")
     try:
         if url.startswith("file://"):
             folder = unquote(url.removeprefix("file://"))
@@ -168,7 +187,7 @@ def open_object_store(
         return from_url(url, config=dict(options or {}), client_options=dict(client_options or {}))  # type: ignore[call-overload, no-any-return]
     except BaseException as error:
         # the library panics over some options, with what is no Exception
-        if not isinstance(error, BaseError | ValueError) and type(error).__name__ != "PanicException":
+        if not isinstance(error, BaseError | ValueError | OSError) and type(error).__name__ != "PanicException":
             raise
         raise InvalidInput(
             "url",
@@ -243,7 +262,9 @@ def read_segments(
     if namespace is None:
         import obstore
 
-        folders = sorted(each.rpartition("/")[2] for each in obstore.list_with_delimiter(store)["common_prefixes"])
+        with _reading():
+            below = obstore.list_with_delimiter(store)["common_prefixes"]
+        folders = sorted(each.rpartition("/")[2] for each in below)
         found = [unquote(each) for each in folders]
         if len(found) != 1 or is_short_for_another(folders[0]):
             raise InvalidInput("namespace", f"there is {', '.join(found) or 'no copy'} at the url: say which to read")
@@ -276,13 +297,18 @@ class SegmentsCopy:
 
     def first(self) -> int | None:
         """The number of the first event, by the name of the first segment; none if there is no segment."""
-        return min((_number(key) or 1 for key in keys(self._store, self.namespace)), default=None)
+        return min((_number(key) or 1 for key in self._keys()), default=None)
 
     def _segments(self, after: int) -> Iterator[tuple[str, Block]]:
-        listed = keys(self._store, self.namespace)
+        listed = self._keys()
         begin = max((index for index, key in enumerate(listed) if (_number(key) or 0) <= after + 1), default=0)
         before: Seal | None = None
         for key in listed[begin:]:
-            block = segment(self._store, key, before)
+            with _reading():
+                block = segment(self._store, key, before)
             before = block.seal
             yield key, block
+
+    def _keys(self) -> list[str]:
+        with _reading():
+            return keys(self._store, self.namespace)

@@ -1,0 +1,118 @@
+"""What `omnirelay` says where it is given what it cannot use: a line with a remedy and an exit code, no traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lease_core import LeaseQueue, WorkItem
+from lease_core.cli import main
+from lease_core.errors import InvalidInput, StoreUnavailable
+from lease_core.replication import JsonlSink, ObjectStoreSink, Relay, Rules, SqlSink, read_segments
+from lease_core.replication.hub.addresses import parse
+from lease_core.replication.sinks import object_store
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A queue with five events, and copies of its log in ``lines``, ``objects`` and ``table.db``."""
+    url = f"sqlite:///{tmp_path}/queue.db"
+    with LeaseQueue.open(url, "landing") as queue:
+        queue.enqueue([WorkItem("file", name) for name in "abc"])
+        queue.complete(queue.lease("worker"))
+        sinks = [
+            JsonlSink(tmp_path / "lines"),
+            ObjectStoreSink(f"file://{tmp_path}/objects"),
+            SqlSink(f"sqlite:///{tmp_path}/table.db", source="eu"),
+        ]
+        with Relay(queue, sinks, rules=Rules(linger=0)) as relay:
+            assert relay.wait_until(5, 60)
+    return url
+
+
+def told(capsys: Captured, *arguments: str, code: int = 2) -> str:
+    """What the command says, in a line of its own."""
+    assert main(arguments) == code
+    said = capsys.readouterr()
+    return (said.out + said.err).strip()
+
+
+# What a user can act on is told in a line
+
+
+def test_a_snapshot_to_nowhere_is_refused_with_the_folder(url: str, tmp_path: Path, capsys: Captured) -> None:
+    said = told(capsys, "snapshot", url, f"{tmp_path}/nodir/x", "--namespace", "landing")
+    assert said == f"omnirelay snapshot: file: the directory {tmp_path}/nodir does not exist; " + (
+        "create it, or change the path"
+    )
+    (tmp_path / "taken").mkdir()
+    said = told(capsys, "snapshot", url, f"{tmp_path}/taken", "--namespace", "landing")
+    assert said.startswith(f"omnirelay snapshot: file: {tmp_path}/taken cannot be written (Is a directory)")
+
+
+def test_a_path_that_a_command_cannot_use_is_told_and_not_traced(url: str, tmp_path: Path, capsys: Captured) -> None:
+    arguments = ("rebuild", url, f"sqlite:///{tmp_path}/r.db", "--namespace", "landing", "--snapshot", "/no/file")
+    said = told(capsys, *arguments)
+    assert "/no/file" in said
+    assert "\n" not in said
+
+
+def test_an_object_store_that_is_away_is_told_in_a_line_without_secrets(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "AWS_ENDPOINT": "http://me:hunter2@127.0.0.1:1",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "hunter2",
+        "AWS_REGION": "x",
+        "AWS_MAX_RETRIES": "0",
+    }.items():
+        monkeypatch.setenv(name, value)
+    said = told(capsys, "verify", "s3://bucket/x")
+    assert said.startswith("omnirelay verify: the copy's object store cannot be read (GenericError: ")
+    assert "\n" not in said
+    assert "hunter2" not in said
+
+
+def test_every_way_to_read_segments_translates_what_the_store_says(url: str, tmp_path: Path) -> None:
+    from obstore.exceptions import GenericError
+
+    def away(*_: object, **__: object) -> None:
+        raise GenericError("GET https://me:hunter2@store/x?signature=hunter2 failed\n\nDebug source: hunter2")
+
+    copy = read_segments(f"file://{tmp_path}/objects", "landing")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(object_store, "segment", away)
+        for read in (lambda: copy.events(0, 1), lambda: list(copy.seals()), lambda: copy.queue_id):
+            with pytest.raises(StoreUnavailable, match="check its address") as said:
+                read()
+            assert "hunter2" not in str(said.value)
+        patched.setattr(object_store, "keys", away)
+        with pytest.raises(StoreUnavailable, match="check its address"):
+            copy.first()
+        patched.setattr("obstore.list_with_delimiter", away)
+        with pytest.raises(StoreUnavailable, match="check its address"):
+            read_segments(f"file://{tmp_path}/objects")
+
+
+def test_a_folder_that_cannot_be_made_is_named_as_a_bad_url() -> None:
+    with pytest.raises(InvalidInput, match="url: cannot be opened"):
+        ObjectStoreSink("file:///proc/nowhere")
+
+
+def test_an_address_of_the_wrong_type_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="url: must be text such as s3://bucket/path, not int"):
+        ObjectStoreSink(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="address: must be host:port, not int"):
+        parse("address", 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("days", ["1e12", "0", "-1"])
+def test_days_that_no_calendar_has_are_refused(days: str, tmp_path: Path, capsys: Captured) -> None:
+    said = told(capsys, "hub", "--url", f"sqlite:///{tmp_path}/hub.db", "--keep-days", days)
+    assert "keep_days" in said
+    assert "\n" not in said
