@@ -10,17 +10,17 @@ from lease_core.errors import ConfigConflict, SchemaMissing
 from lease_core.store.base import HEAD_COLUMNS, Head, Query, Store, Transaction
 from lease_core.unit import Unit
 
+_MOST_TOLD = 10
+
 
 def enter(store: Store, namespace: str, config: QueueConfig) -> Head:
     """Find the namespace's row, or make it, and give it the rules that were asked for."""
-    find = Query(f"SELECT {HEAD_COLUMNS} FROM omnirelay_head WHERE namespace = ?", (namespace,))
-    [rows] = store.read(find)
-    if not rows:
+    head = _find(store, namespace)
+    if head is None:
         store.create_namespace(namespace, uuid.uuid4().hex)
-        [rows] = store.read(find)
-    if not rows:
+        head = _find(store, namespace)
+    if head is None:
         raise SchemaMissing(f"the namespace {namespace!r} could not be made")
-    head = Head(*rows[0])
     asked = config.model_fields_set
     wanted: dict[str, Any] = {}
     if "high_watermark" in asked:
@@ -32,6 +32,23 @@ def enter(store: Store, namespace: str, config: QueueConfig) -> Head:
     if any(getattr(head, field) != value for field, value in wanted.items()):
         store.run(head.ns, lambda transaction: _set_rules(store, transaction, wanted))
     return head
+
+
+def existing(store: Store, namespace: str) -> Head:
+    """Find the namespace's row, and make none: a name that was mistyped is told with those that there are."""
+    head = _find(store, namespace)
+    if head is None:
+        [rows] = store.read(
+            Query("SELECT namespace FROM omnirelay_head ORDER BY namespace LIMIT ?", (_MOST_TOLD,)),
+        )
+        there = ", ".join(str(name) for [name] in rows) or "nothing yet"
+        raise SchemaMissing(f"namespace: the database has no {namespace!r}, but {there}; check the name")
+    return head
+
+
+def _find(store: Store, namespace: str) -> Head | None:
+    [rows] = store.read(Query(f"SELECT {HEAD_COLUMNS} FROM omnirelay_head WHERE namespace = ?", (namespace,)))
+    return Head(*rows[0]) if rows else None
 
 
 def _set_rules(store: Store, transaction: Transaction, wanted: dict[str, Any]) -> None:

@@ -34,7 +34,8 @@ from lease_core.model import (
     WorkItem,
     to_datetime,
 )
-from lease_core.store import migrate, open_store, shown
+from lease_core.sqlite_file import check_file
+from lease_core.store import migrate, open_store, parse, shown
 from lease_core.store.base import Clock, Store
 from lease_core.unit import SealedUnit, Unit, run
 
@@ -113,6 +114,26 @@ class LeaseQueue:
             store.close()
             raise
         return cls(store, head.ns, namespace, head.queue_id, config, effects)
+
+    @classmethod
+    def _open_existing(cls, url: str | sa.URL, namespace: str) -> LeaseQueue:
+        """Open a queue that is there, for commands that look at it or follow it: they make no file, schema or name.
+
+        Raises a ``StoreError`` if there is none, so that who means to wait for it can.
+        """
+        config = QueueConfig()
+        limits.name("namespace", namespace, config.max_id_bytes)
+        parsed = parse(url)
+        if parsed.get_backend_name() == "sqlite":
+            check_file(parsed)
+        store = open_store(parsed, config, None)
+        try:
+            migrate.ensure(store, auto=False)
+            head = namespaces.existing(store, namespace)
+        except BaseException:
+            store.close()
+            raise
+        return cls(store, head.ns, namespace, head.queue_id, config)
 
     @staticmethod
     def migrate(url: str | sa.URL) -> None:

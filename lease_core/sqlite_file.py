@@ -11,10 +11,11 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+from urllib.parse import unquote
 
 import sqlalchemy as sa
 
-from lease_core.errors import StoreUnavailable
+from lease_core.errors import InvalidInput, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -26,11 +27,26 @@ def in_memory(url: sa.URL) -> bool:
 
 def check_folder(url: sa.URL) -> None:
     """Refuse a file in a folder that is not there; SQLite would only say that it cannot open it."""
-    if in_memory(url) or str(url.database).startswith("file:"):
-        return
-    folder = Path(str(url.database)).absolute().parent
-    if not folder.is_dir():
+    if folder := missing_folder(url):
         raise StoreUnavailable(f"url: the directory {folder} does not exist; create it, or change the path")
+
+
+def missing_folder(url: sa.URL) -> Path | None:
+    """The folder that ``url`` names a file in, if there is no such folder."""
+    if in_memory(url) or str(url.database).startswith("file:"):
+        return None
+    folder = Path(str(url.database)).absolute().parent
+    return None if folder.is_dir() else folder
+
+
+def check_file(url: sa.URL) -> None:
+    """Refuse a file that is not there; SQLite would make it, and whoever only reads would find it empty and good."""
+    if in_memory(url):
+        raise InvalidInput("url", "names no file, and memory holds nothing of another process; use sqlite:///path")
+    named = str(url.database)
+    file = Path(unquote(named.removeprefix("file:")) if named.startswith("file:") else named).absolute()
+    if not file.is_file():
+        raise StoreUnavailable(f"url: there is no file {file}; check the path")
 
 
 def write_ahead(connection: sqlite3.Connection) -> None:

@@ -116,3 +116,40 @@ def test_days_that_no_calendar_has_are_refused(days: str, tmp_path: Path, capsys
     said = told(capsys, "hub", "--url", f"sqlite:///{tmp_path}/hub.db", "--keep-days", days)
     assert "keep_days" in said
     assert "\n" not in said
+
+
+# What only reads makes nothing
+
+
+def test_what_was_mistyped_is_refused_and_not_made(url: str, tmp_path: Path, capsys: Captured) -> None:
+    """A file or a name that was made by looking at it would be empty, and found good."""
+    before = sorted(tmp_path.iterdir())
+    for source, reason in (
+        (f"sqlite:///{tmp_path}/missing.db", f"url: there is no file {tmp_path}/missing.db"),
+        ("sqlite://", "url: names no file"),
+        (f"table:sqlite:///{tmp_path}/missing.db", f"url: there is no file {tmp_path}/missing.db"),
+        (f"file://{tmp_path}/nofolder", f"source: there is no folder {tmp_path}/nofolder"),
+    ):
+        for arguments in (("verify", source), ("rebuild", source, f"sqlite:///{tmp_path}/rebuilt.db")):
+            assert told(capsys, *arguments).startswith(f"omnirelay {arguments[0]}: {reason}")
+    assert "there is no file" in told(
+        capsys, "verify", url, "--tables", f"sqlite:///{tmp_path}/missing.db", "--namespace", "landing"
+    )
+    assert "there is no file" in told(capsys, "snapshot", f"sqlite:///{tmp_path}/missing.db", f"{tmp_path}/x")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("server", ["sqlite", "postgres"])
+def test_a_namespace_that_was_mistyped_is_refused_and_not_made(
+    server: str, tmp_path: Path, capsys: Captured, request: pytest.FixtureRequest
+) -> None:
+    url = f"sqlite:///{tmp_path}/queue.db" if server == "sqlite" else request.getfixturevalue("postgres_url")
+    LeaseQueue.migrate(url)
+    said = told(capsys, "verify", url, "--namespace", "typo")
+    assert said == "omnirelay verify: namespace: the database has no 'typo', but nothing yet; check the name"
+    LeaseQueue.open(url, "landing").close()
+    for arguments in (("verify", url), ("snapshot", url, f"{tmp_path}/snapshot")):
+        said = told(capsys, *arguments, "--namespace", "typo")
+        assert said == f"omnirelay {arguments[0]}: namespace: the database has no 'typo', but landing; check the name"
+    assert not (tmp_path / "snapshot").exists()
+    assert told(capsys, "verify", url, "--namespace", "landing", code=0) == "good up to event 0, which is the last"

@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     stopping = until_signalled()
     # a relay that is started before its queue's database waits for it
     queue = once_reached(
-        lambda: LeaseQueue.open(settings.relay.url, settings.relay.namespace, auto_migrate=False), stopping, StoreError
+        lambda: LeaseQueue._open_existing(settings.relay.url, settings.relay.namespace), stopping, StoreError
     )
     if queue is None:
         return 0

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import unquote
 
+from lease_core import database_url, sqlite_file
 from lease_core.errors import InvalidInput
 from lease_core.queue import DEFAULT_NAMESPACE, LeaseQueue
 from lease_core.replication.contract import EventSource
@@ -31,7 +34,7 @@ def open_source(given: str, namespace: str, stack: ExitStack) -> EventSource:
     if kind == "jsonl":
         return read_jsonl(rest, namespace)
     if kind == "table":
-        return read_sql(rest, namespace)
+        return _table(rest, namespace)
     if kind == "hub":
         from lease_core.replication.hub import read_hub
 
@@ -40,9 +43,25 @@ def open_source(given: str, namespace: str, stack: ExitStack) -> EventSource:
     if given.startswith(_DATABASES):
         return open_queue(given, namespace, stack)
     if given.startswith(_OBJECTS):
-        return read_segments(given, namespace)
+        return _segments(given, namespace)
     raise InvalidInput("source", f"{given.split('://')[0]!r} is no kind of source. It should say {SOURCE_HELP}")
 
 
 def open_queue(url: str, namespace: str, stack: ExitStack) -> LeaseQueue:
-    return stack.enter_context(LeaseQueue.open(url, namespace))
+    """The queue at ``url``, which must be there: what was mistyped must not be made, and then be found good."""
+    return stack.enter_context(LeaseQueue._open_existing(url, namespace))
+
+
+def _table(url: str, namespace: str) -> EventSource:
+    parsed = database_url.parsed(url)
+    if parsed.get_backend_name() == "sqlite":
+        sqlite_file.check_file(parsed)
+    return read_sql(parsed, namespace)
+
+
+def _segments(url: str, namespace: str) -> EventSource:
+    if url.startswith("file:"):
+        folder = Path(unquote(url.removeprefix("file:").removeprefix("//")))
+        if not folder.is_dir():
+            raise InvalidInput("source", f"there is no folder {folder}; check the path")
+    return read_segments(url, namespace)

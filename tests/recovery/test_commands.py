@@ -128,9 +128,9 @@ def test_what_is_no_source_is_told_in_a_line(tmp_path: Path) -> None:
 
 def test_a_copy_that_is_not_there_is_not_good(url: str, tmp_path: Path) -> None:
     """A path or a name that was mistyped must not pass for a copy without damage."""
-    told = omnirelay("verify", f"file://{tmp_path}/nowhere", "--namespace", "landing", code=2)
-    assert "holds no event of namespace 'landing'; is it the right one?" in told
-    told = omnirelay("verify", f"table:sqlite:///{tmp_path}/nowhere.db", "--namespace", "landing", code=2)
+    told = omnirelay("verify", f"file://{tmp_path}/objects", "--namespace", "typo", code=2)
+    assert "holds no event of namespace 'typo'; is it the right one?" in told
+    told = omnirelay("verify", f"table:{url}", "--namespace", "landing", code=2)
     assert told.startswith("omnirelay verify: the copy's database cannot be read (OperationalError: no such table")
     assert "good up to event 5" in omnirelay("verify", f"file://{tmp_path}/objects", "--namespace", "landing")
 
