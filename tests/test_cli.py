@@ -153,3 +153,23 @@ def test_a_namespace_that_was_mistyped_is_refused_and_not_made(
         assert said == f"omnirelay {arguments[0]}: namespace: the database has no 'typo', but landing; check the name"
     assert not (tmp_path / "snapshot").exists()
     assert told(capsys, "verify", url, "--namespace", "landing", code=0) == "good up to event 0, which is the last"
+
+
+@pytest.mark.parametrize("copy", ["queue", "lines", "objects"])
+def test_verifying_from_beyond_the_end_is_refused(copy: str, url: str, tmp_path: Path, capsys: Captured) -> None:
+    source = {"queue": url, "lines": f"jsonl:{tmp_path}/lines", "objects": f"file://{tmp_path}/objects"}[copy]
+    arguments = ("verify", source, "--namespace", "landing", "--after")
+    for beyond in ("6", "99"):
+        assert f"--after: is {beyond}, but the log ends before that event" in told(capsys, *arguments, beyond)
+    assert "--after: must be 0 or more" in told(capsys, *arguments, "-1")
+    for within in ("3", "5"):
+        assert told(capsys, *arguments, within, code=0) == "good up to event 5, which is the last"
+
+
+def test_verifying_after_what_was_pruned_goes_on(url: str, capsys: Captured) -> None:
+    with LeaseQueue.open(url, "landing") as queue:
+        for reader in queue.readers():
+            queue.drop_reader(reader)
+        assert queue.prune_events(before=4) == 3
+    said = told(capsys, "verify", url, "--namespace", "landing", "--after", "3", code=0)
+    assert said == "good up to event 5, which is the last"

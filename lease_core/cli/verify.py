@@ -6,9 +6,11 @@ import argparse
 from contextlib import ExitStack
 
 from lease_core.cli.sources import SOURCE_HELP, namespace_argument, open_queue, open_source
-from lease_core.errors import InvalidInput
+from lease_core.errors import EventsPruned, InvalidInput
 from lease_core.queue import LeaseQueue
 from lease_core.recovery import verify
+from lease_core.replication.contract import EventSource
+from lease_core.replication.errors import CorruptCopy
 
 HELP = "find damage in a copy of the log, or in the tables"
 
@@ -30,6 +32,7 @@ def run(options: argparse.Namespace) -> int:
         source = open_source(options.source, options.namespace, stack)
         other = open_source(options.against, options.namespace, stack) if options.against else None
         tables = open_queue(options.tables, options.namespace, stack) if options.tables else None
+        _check_after(source, options.after)
         report = verify(
             source,
             other,
@@ -42,3 +45,14 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidInput("source", f"holds no event of namespace {options.namespace!r}; is it the right one?")
     print(report)
     return 0 if report.ok else 1
+
+
+def _check_after(source: EventSource, after: int) -> None:
+    """Refuse to begin beyond the end: nothing would be read there, and nothing found that is wrong."""
+    if after < 0:
+        raise InvalidInput("--after", f"must be 0 or more (got {after})")
+    try:
+        if after and not source.events(after - 1, 1):
+            raise InvalidInput("--after", f"is {after}, but the log ends before that event; give a number that it has")
+    except (EventsPruned, CorruptCopy):
+        return  # it reached that far once, or whoever reads it is told of the damage
