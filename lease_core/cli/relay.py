@@ -1,4 +1,7 @@
-"""Deliver a queue's log to the sinks that the configuration names, until SIGTERM or Ctrl-C."""
+"""Deliver a queue's log to the sinks that the configuration names, until SIGTERM or Ctrl-C.
+
+Exits with 1 once every sink has stopped for good.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ import threading
 from dataclasses import replace
 
 from lease_core.cli.staying import log_to_stderr, once_reached, stay, until_signalled
-from lease_core.errors import StoreError
+from lease_core.errors import InvalidConfig, StoreError
 from lease_core.queue import LeaseQueue
+from lease_core.replication.contract import Sink
 from lease_core.replication.lane import SinkStatus
 from lease_core.replication.refused import RefusedEvents
-from lease_core.replication.relay import Relay
+from lease_core.replication.relay import Relay, check_rules
 from lease_core.replication.settings import Settings, load_settings
 
 HELP = "deliver a queue's log to sinks"
@@ -22,7 +26,11 @@ logger = logging.getLogger(__name__)
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="TOML", help="the configuration; OMNIRELAY_* variables override it")
-    parser.add_argument("--once", action="store_true", help="deliver what there is and exit (1 if a sink could not)")
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="deliver what there is and exit (1 if a sink could not, or the queue cannot be reached)",
+    )
     parser.add_argument("--report-every", type=float, default=60.0, metavar="SECONDS", help="how often to log progress")
     parser.add_argument("--verbose", action="store_true", help="log more")
 
@@ -32,25 +40,48 @@ def run(options: argparse.Namespace) -> int:
     for chatty in ("httpx", "httpcore", "openlineage"):  # they log a line for every request, with its url
         logging.getLogger(chatty).setLevel(logging.WARNING)
     settings = load_settings(options.config)
+    sinks, refused = _sinks(settings), settings.relay.refused
     stopping = until_signalled()
-    # a relay that is started before its queue's database waits for it
-    queue = once_reached(
-        lambda: LeaseQueue._open_existing(settings.relay.url, settings.relay.namespace), stopping, StoreError
-    )
+    queue = _open(settings, stopping, patient=not options.once)
     if queue is None:
-        return 0
+        return 0 if stopping.is_set() else 1
     rules = settings.rules()
     if options.once:
         rules = {name: replace(each, linger=0.0) for name, each in rules.items()}
     with queue:
         relay = Relay(
             queue,
-            settings.make_sinks(),
+            sinks,
             rules=rules,
             interval=settings.relay.interval,
-            refused=RefusedEvents(settings.relay.refused) if settings.relay.refused else None,
+            refused=RefusedEvents(refused) if refused else None,
         )
         return _once(relay) if options.once else _stay(relay, settings, options.report_every, stopping)
+
+
+def _sinks(settings: Settings) -> list[Sink]:
+    """The sinks, made before the queue is waited for: what is wrong with them is told at once, not when it is there."""
+    try:
+        sinks = settings.make_sinks()
+    except (AttributeError, TypeError) as error:  # their text has types and names in it, but no values
+        raise InvalidConfig("sinks", f"an option is of the wrong type ({error}); check the sinks' tables") from None
+    check_rules(settings.rules(), settings.relay.refused is not None, settings.relay.interval)
+    return sinks
+
+
+def _open(settings: Settings, stopping: threading.Event, *, patient: bool) -> LeaseQueue | None:
+    """The queue. A relay that is started before its queue's database waits for it, unless it is to run once."""
+
+    def reach() -> LeaseQueue:
+        return LeaseQueue._open_existing(settings.relay.url, settings.relay.namespace)
+
+    if patient:
+        return once_reached(reach, stopping, StoreError)
+    try:
+        return reach()
+    except StoreError as error:
+        logger.error("nothing was delivered: %s", error)
+        return None
 
 
 def _once(relay: Relay) -> int:
@@ -67,10 +98,14 @@ def _stay(relay: Relay, settings: Settings, every: float, stopping: threading.Ev
     relay.start()
     gc.freeze()  # what was loaded by now stays, and need not be gone through again
     logger.info("relaying %s to %s", settings.relay.namespace, ", ".join(settings.enabled()))
-    stay(stopping, every, lambda: _report(relay.status()), lambda: True)
+    stay(stopping, every, lambda: _report(relay.status()), lambda: relay.running)
+    well = relay.running
     ended = relay.stop(settings.relay.stop_timeout)
-    _report(relay.status())
-    return 0 if ended else 1
+    found = relay.status()
+    _report(found)
+    if not well:
+        logger.error("every sink has stopped: %s", "; ".join(f"{each.name}: {each.error}" for each in found))
+    return 0 if ended and well else 1
 
 
 def _report(found: list[SinkStatus]) -> None:

@@ -43,7 +43,7 @@ class Relay:
         listed = [sinks] if isinstance(sinks, Sink) else list(sinks)
         _check_sinks(listed)
         by_name = _rules_by_name(rules, [sink.name for sink in listed])
-        _check_rules(by_name, refused, interval)
+        check_rules(by_name, refused is not None, interval)
         kept = checkpoints or (queue if isinstance(queue, Checkpoints) else None)
         if kept is None and not all(isinstance(sink, HoldsPosition) for sink in listed):
             raise InvalidInput(
@@ -97,6 +97,11 @@ class Relay:
             self._threads = []
             self._working.release()
         return ended
+
+    @property
+    def running(self) -> bool:
+        """Whether any sink is being served in the background: not before ``start``, nor once all have stopped."""
+        return any(thread.is_alive() for thread in self._threads)
 
     def __enter__(self) -> Relay:
         return self.start()
@@ -182,7 +187,8 @@ def _rules_by_name(rules: Rules | Mapping[str, Rules] | None, names: list[str]) 
     return {name: given.get(name, Rules()) for name in names}
 
 
-def _check_rules(rules: dict[str, Rules], refused: RefusedEvents | None, interval: float) -> None:
+def check_rules(rules: Mapping[str, Rules], records_refused: bool, interval: float) -> None:
+    """Refuse rules that a relay cannot serve its sinks by."""
     if interval <= 0:
         raise InvalidInput("interval", f"must be above 0 seconds (got {interval})")
     for name, each in rules.items():
@@ -192,7 +198,7 @@ def _check_rules(rules: dict[str, Rules], refused: RefusedEvents | None, interva
             raise InvalidInput("on_refusal", _one_of(OnRefusal, each.on_refusal, name))
         if each.start not in get_args(Start):
             raise InvalidInput("start", _one_of(Start, each.start, name))
-        if each.on_refusal == "skip" and refused is None:
+        if each.on_refusal == "skip" and not records_refused:
             raise InvalidInput("refused", f"sink {name} is to skip what it refuses: say where that is recorded")
 
 

@@ -17,7 +17,7 @@ import pytest
 from lease_core import LeaseQueue
 from lease_core.cli import main
 from lease_core.errors import InvalidConfig
-from lease_core.replication import JsonlSink, each_event, read_jsonl, read_sql
+from lease_core.replication import JsonlSink, Relay, each_event, read_jsonl, read_sql
 from lease_core.replication.settings import load_settings
 from lease_core.replication.sinks.options import fit_options
 from lease_core.replication.sinks.registry import make_sink, sink_types
@@ -270,3 +270,59 @@ def test_the_process_follows_the_queue_and_stops_on_sigterm(config: Path, queue:
     assert relay.returncode == 0, said
     assert b"sink files is running at event" in said
     assert list(read_jsonl(tmp_path / "copy").read(strict=True)) == list(each_event(queue))
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:///{folder}/typo.db", "sqlite:///{folder}/no/typo.db", "postgresql://127.0.0.1:1/x"]
+)
+def test_once_does_not_wait_for_a_queue_that_is_not_there(
+    url: str, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is run by cron, which would start one after the other."""
+    monkeypatch.setenv("COPY_URL", "x")
+    monkeypatch.setenv("OMNIRELAY_RELAY__URL", url.format(folder=tmp_path))
+    assert main(["relay", "--config", str(config), "--once"]) == 1
+    assert "nothing was delivered: " in caplog.text
+    assert not list(tmp_path.rglob("typo*"))
+
+
+def test_a_sink_that_cannot_be_made_is_told_before_the_queue_is_waited_for(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COPY_URL", "no url at all")
+    monkeypatch.setenv("OMNIRELAY_RELAY__URL", f"sqlite:///{tmp_path}/not/yet.db")
+    monkeypatch.setenv("OMNIRELAY_SINKS__ELSEWHERE__ENABLED", "true")
+    assert main(["relay", "--config", str(config)]) == 2
+    assert "is not a database URL" in capsys.readouterr().err
+    monkeypatch.delenv("OMNIRELAY_SINKS__ELSEWHERE__ENABLED")
+    monkeypatch.setenv("OMNIRELAY_SINKS__FILES__ON_REFUSAL", "skip")
+    assert main(["relay", "--config", str(config)]) == 2
+    assert "refused: sink files is to skip what it refuses" in capsys.readouterr().err
+
+
+def test_an_option_of_the_wrong_type_is_told_without_a_traceback(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COPY_URL", "x")
+    config.write_text(config.read_text() + '[sinks.web]\ntype = "http"\nurl = 5\n')
+    assert main(["relay", "--config", str(config)]) == 2
+    assert capsys.readouterr().err.startswith("omnirelay relay: sinks")
+
+
+def test_the_process_ends_when_every_sink_has_stopped(config: Path, queue: LeaseQueue, tmp_path: Path) -> None:
+    """Whoever watches it should see that nothing is delivered any more, and why."""
+    work(queue, 5)
+    with LeaseQueue.open(f"sqlite:///{tmp_path}/another.db") as another:
+        head = work(another, 50)
+        with Relay(another, [JsonlSink(tmp_path / "copy")]) as relay:
+            assert relay.wait_until(head, 60)
+    done = subprocess.run(
+        [sys.executable, "-m", "lease_core.cli", "relay", "--config", str(config)],
+        env=os.environ | {"COPY_URL": "x"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "every sink has stopped: files: HistoryDiffers: sink files holds events up to" in done.stderr
