@@ -78,6 +78,15 @@ def test_bad_options_end_the_command_with_a_reason_and_no_secret(
     assert "hunter2" not in said
 
 
+def test_a_database_in_a_folder_that_is_not_there_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was waited for, though nobody else would make it."""
+    assert main(["hub", "--url", f"sqlite:///{tmp_path}/nodir/hub.db", "--listen", "127.0.0.1:0"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"omnirelay hub: url: the directory {tmp_path}/nodir does not exist; create it")
+
+
 def test_the_generated_code_is_that_of_the_published_description(tmp_path: Path) -> None:
     folder = Path("lease_core/replication/hub")
     assert proto() == (ROOT / folder / "hub.proto").read_bytes()

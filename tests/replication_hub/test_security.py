@@ -140,3 +140,24 @@ def test_settings_that_contradict_each_other_are_named(certificates: Certificate
         HubSink("hub.example")
     with pytest.raises(InvalidInput, match="url"):
         HubServer("sqlite://").start()
+
+
+def test_a_file_that_is_no_certificate_or_key_is_named(certificates: Certificates, tmp_path: Path) -> None:
+    """Of what gRPC cannot use it says only that it cannot listen, or that nobody answers."""
+    good, other = certificates.issue("localhost"), certificates.issue("other")
+    (tmp_path / "bad").write_text("no PEM at all")
+    bad = tmp_path / "bad"
+    for given, field in (
+        ({**good, "certificate": bad}, "certificate: .*holds no certificate"),
+        ({**good, "certificate": good["key"]}, "certificate: .*holds no certificate"),
+        ({**good, "key": bad}, "key: .*is not the key of"),
+        ({**good, "key": other["key"]}, "key: .*is not the key of"),
+    ):
+        with pytest.raises(InvalidConfig, match=field):
+            HubServer(f"sqlite:///{tmp_path}/hub.db", "127.0.0.1:0", **given)
+        with pytest.raises(InvalidConfig, match=field):
+            read_hub("localhost:1", "eu", ca=certificates.ca, **given)
+    with pytest.raises(InvalidConfig, match=r"client_ca: .*holds no certificate"):
+        HubServer(f"sqlite:///{tmp_path}/hub.db", "127.0.0.1:0", client_ca=bad, **good)
+    with pytest.raises(InvalidConfig, match=r"ca: .*holds no certificate"):
+        read_hub("localhost:1", "eu", ca=bad)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def server_credentials(
     pair = _pair(certificate, key)
     if insecure:
         raise InvalidConfig("insecure", "contradicts certificate and key: give one or the other")
-    roots = None if client_ca is None else read("client_ca", client_ca)
+    roots = None if client_ca is None else _authorities("client_ca", client_ca)
     return wire.grpc().ssl_server_credentials([pair], roots, require_client_auth=roots is not None)
 
 
@@ -45,7 +46,7 @@ def client_credentials(
     chain, private = (None, None)
     if certificate is not None or key is not None:
         private, chain = _pair(certificate, key)
-    return wire.grpc().ssl_channel_credentials(None if ca is None else read("ca", ca), private, chain)
+    return wire.grpc().ssl_channel_credentials(None if ca is None else _authorities("ca", ca), private, chain)
 
 
 def read(field: str, path: PathLike) -> bytes:
@@ -55,7 +56,40 @@ def read(field: str, path: PathLike) -> bytes:
         raise InvalidConfig(field, f"{path} cannot be read ({error.strerror})") from None
 
 
+def _authorities(field: str, path: PathLike) -> bytes:
+    pem = read(field, path)
+    _check_certificates(field, path, pem)
+    return pem
+
+
 def _pair(certificate: PathLike | None, key: PathLike | None) -> tuple[bytes, bytes]:
+    """The key and the certificate, seen to fit: gRPC says of what it cannot use only that it cannot listen."""
     if certificate is None or key is None:
         raise InvalidConfig("key" if key is None else "certificate", "is missing: they come as a pair")
-    return read("key", key), read("certificate", certificate)
+    pair = read("key", key), read("certificate", certificate)
+    _check_certificates("certificate", certificate, pair[1])
+    context = _context()
+    try:
+        context.load_cert_chain(certificate, key, password="")
+    except (ssl.SSLError, ValueError) as error:
+        raise InvalidConfig(
+            "key", f"{key} is not the key of {certificate} ({_reason(error)}); give its PEM file, without a password"
+        ) from None
+    return pair
+
+
+def _check_certificates(field: str, path: PathLike, pem: bytes) -> None:
+    try:
+        _context().load_verify_locations(cadata=pem.decode("ascii", "ignore"))
+    except (ssl.SSLError, ValueError) as error:
+        raise InvalidConfig(field, f"{path} holds no certificate ({_reason(error)}); give a PEM file") from None
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_ciphers("DEFAULT@SECLEVEL=0")  # whether a key is strong enough is for gRPC to say
+    return context
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "reason", None) or type(error).__name__

@@ -6,6 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from lease_core import sqlite_file
 from lease_core.errors import InvalidInput
 from lease_core.replication.sinks.sql import no_room, open_engine
 
@@ -67,6 +68,8 @@ def open_database(url: str | sa.URL) -> sa.Engine:
         case "sqlite":
             if engine.url.database in (None, "", ":memory:"):
                 raise InvalidInput("url", "the hub must keep what it acknowledges: name a file, sqlite:///hub.db")
+            if folder := sqlite_file.missing_folder(engine.url):
+                raise InvalidInput("url", f"the directory {folder} does not exist; create it, or change the path")
             sa.event.listen(engine, "connect", _prepare_sqlite)
             sa.event.listen(engine, "begin", _begin_sqlite)
         case "postgresql":
