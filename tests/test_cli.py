@@ -173,3 +173,32 @@ def test_verifying_after_what_was_pruned_goes_on(url: str, capsys: Captured) -> 
         assert queue.prune_events(before=4) == 3
     said = told(capsys, "verify", url, "--namespace", "landing", "--after", "3", code=0)
     assert said == "good up to event 5, which is the last"
+
+
+# Addresses of sources
+
+
+def test_a_table_is_read_by_the_source_that_its_sink_was_given(url: str, tmp_path: Path, capsys: Captured) -> None:
+    table = f"table:sqlite:///{tmp_path}/table.db"
+    said = told(capsys, "verify", f"{table}?source=eu", "--namespace", "landing", code=0)
+    assert said == "good up to event 5, which is the last"
+    assert "holds no event of namespace" in told(capsys, "verify", table, "--namespace", "landing")
+    assert "give one" in told(capsys, "verify", f"{table}?source=eu&source=us", "--namespace", "landing")
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("hub:localhost:1", "does not say whose log the hub is to give: add its name, as in hub:host:port/source"),
+        ("hub:localhost:1/", "does not say whose log"),
+        ("hub:localhost:1?ca=x", "does not say whose log"),
+        ("hub:localhost:1/eu?colour=red", "a hub has no 'colour'; there are ca, certificate, key"),
+        ("hub:localhost:1/eu?ca", "ca must be given once, with a value"),
+        ("hub:localhost:1/eu?key=a&key=b", "key must be given once, with a value"),
+        ("hub:localhost:1/eu?insecure=perhaps", "insecure must be true or false (got 'perhaps')"),
+        ("hub:localhost/eu", "must be host:port"),
+        ("hub:localhost:1/eu?ca=/no/file", "ca: /no/file cannot be read"),
+    ],
+)
+def test_a_hub_that_is_not_named_as_it_should_be_is_told_how(address: str, reason: str, capsys: Captured) -> None:
+    assert reason in told(capsys, "verify", address)

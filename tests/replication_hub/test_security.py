@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import trustme
 
+from lease_core import LeaseQueue, WorkItem
+from lease_core.cli import main
 from lease_core.errors import InvalidConfig, InvalidInput, StoreUnavailable
-from lease_core.replication import Batch, HubServer, HubSink, SinkUnavailable, each_event, follow_hub, read_hub
+from lease_core.replication import Batch, HubServer, HubSink, Relay, SinkUnavailable, each_event, follow_hub, read_hub
 from tests.replication_hub.batches import events
 
 
@@ -161,3 +163,29 @@ def test_a_file_that_is_no_certificate_or_key_is_named(certificates: Certificate
         HubServer(f"sqlite:///{tmp_path}/hub.db", "127.0.0.1:0", client_ca=bad, **good)
     with pytest.raises(InvalidConfig, match=r"ca: .*holds no certificate"):
         read_hub("localhost:1", "eu", ca=bad)
+
+
+def test_a_secured_hub_is_read_by_an_address(
+    mutual: str, certificates: Certificates, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    eu = certificates.of("eu.example", common_name="a+b")
+    with LeaseQueue.open(f"sqlite:///{tmp_path}/queue.db") as queue:
+        queue.enqueue([WorkItem("file", "a"), WorkItem("file", "b")])
+        with Relay(queue, HubSink(mutual, **eu)) as relay:
+            assert relay.wait_until(2, 60)
+    address = f"hub:{mutual}/a%2Bb?" + "&".join(f"{name}={path}" for name, path in eu.items())
+    assert main(["verify", address, "--against", f"sqlite:///{tmp_path}/queue.db"]) == 0
+    assert main(["rebuild", address, f"sqlite:///{tmp_path}/rebuilt.db"]) == 0
+    assert "event 2: 2 pending" in capsys.readouterr().out
+    assert main(["verify", address.partition("&")[0]]) == 2  # without the certificate
+    by_number = address.replace("localhost", "127.0.0.1")
+    assert main(["verify", f"{by_number}&server_name=localhost"]) == 0
+
+
+def test_a_hub_without_tls_elsewhere_is_read_if_told(tmp_path: Path) -> None:
+    with HubServer(f"sqlite:///{tmp_path}/hub.db", "0.0.0.0:0", insecure=True) as hub:
+        HubSink(f"127.0.0.1:{hub.port}", source="eu").deliver(Batch(events(1, 5)))
+        elsewhere = f"hub:0.0.0.0:{hub.port}/eu"
+        arguments = ["--namespace", "n", "--after", "1"]
+        assert main(["verify", f"{elsewhere}?insecure=true", *arguments]) == 0
+        assert main(["verify", elsewhere, *arguments]) == 2
