@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -202,3 +203,40 @@ def test_a_table_is_read_by_the_source_that_its_sink_was_given(url: str, tmp_pat
 )
 def test_a_hub_that_is_not_named_as_it_should_be_is_told_how(address: str, reason: str, capsys: Captured) -> None:
     assert reason in told(capsys, "verify", address)
+
+
+# The command itself
+
+
+def test_it_says_its_version(capsys: Captured) -> None:
+    assert told(capsys, "--version", code=0) == f"omnirelay {version('omnirelay-dagster')}"
+
+
+def test_a_setting_that_is_missing_is_told_with_where_to_give_it(tmp_path: Path, capsys: Captured) -> None:
+    said = told(capsys, "relay")
+    assert said == "omnirelay relay: relay: is missing: give relay.url in the file that --config names, " + (
+        "or OMNIRELAY_RELAY__URL"
+    )
+    config = tmp_path / "omnirelay.toml"
+    config.write_text('[relay]\nurl = "sqlite:///x"\n[sinks.files]\npath = "x"\n')
+    said = told(capsys, "relay", "--config", str(config))
+    assert said.endswith(f"is missing: give sinks.files.type in {config}, or OMNIRELAY_SINKS__FILES__TYPE")
+    assert "hub.url: is missing: give --url, or hub.url in" in told(capsys, "hub")
+
+
+def test_a_command_that_cannot_be_loaded_says_what_would_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    (tmp_path / "lame.py").write_text("import grpc_is_not_here")
+    info = tmp_path / "lame-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lame\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[omnirelay.commands]\nlame = lame\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = told(capsys, "lame", "--any", "option")
+    assert said.startswith("omnirelay lame: it cannot be loaded (No module named 'grpc_is_not_here'); install what")
+    (tmp_path / "lame.py").write_text("raise ModuleNotFoundError(\"No module named 'grpc'\", name='grpc')")
+    assert told(capsys, "lame").endswith("(No module named 'grpc'); pip install 'omnirelay-dagster[grpc]'")
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "not usable here: it cannot be loaded" in " ".join(capsys.readouterr().out.split())
