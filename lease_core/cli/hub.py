@@ -8,6 +8,7 @@ import logging
 import sys
 import threading
 
+from lease_core.cli.configured import configured
 from lease_core.cli.staying import log_to_stderr, once_reached, stay, until_signalled
 from lease_core.errors import StoreUnavailable
 from lease_core.replication.hub.server import HubServer
@@ -38,7 +39,8 @@ def run(options: argparse.Namespace) -> int:
     log_to_stderr(options.verbose)
     sys.setswitchinterval(0.0005)  # the thread that stores must not wait long for the one that listens
     named = ("url", "listen", "certificate", "key", "client_ca", "insecure", "keep_days")
-    settings = load_hub_settings(options.config, given={name: getattr(options, name) for name in named})
+    given = {name: getattr(options, name) for name in named}
+    settings = configured(lambda: load_hub_settings(options.config, given=given), options.config, "--url")
     stopping = until_signalled()
     # a hub that is started before its database waits for it
     server = once_reached(lambda: settings.server().start(), stopping, StoreUnavailable)

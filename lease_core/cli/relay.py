@@ -11,6 +11,7 @@ import logging
 import threading
 from dataclasses import replace
 
+from lease_core.cli.configured import configured
 from lease_core.cli.staying import log_to_stderr, once_reached, stay, until_signalled
 from lease_core.errors import InvalidConfig, StoreError
 from lease_core.queue import LeaseQueue
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     log_to_stderr(options.verbose)
     for chatty in ("httpx", "httpcore", "openlineage"):  # they log a line for every request, with its url
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    settings = load_settings(options.config)
+    settings = configured(lambda: load_settings(options.config), options.config)
     sinks, refused = _sinks(settings), settings.relay.refused
     stopping = until_signalled()
     queue = _open(settings, stopping, patient=not options.once)
