@@ -13,6 +13,8 @@ from lease_core.replication.hub.credentials import PathLike
 from lease_core.replication.paged import Paged
 from lease_core.replication.sealed import Block, Seal, Torn, blocks
 
+_ASK_SECONDS = 10.0
+
 
 def read_hub(
     address: str,
@@ -49,6 +51,14 @@ class HubCopy:
     def seals(self, after: int = 0) -> Iterator[Seal]:
         """The seal of each batch with events above ``after``, once the batch was read and checked."""
         return (block.seal for block in self._blocks(after))
+
+    def last(self) -> int | None:
+        """The number of the last event that the hub holds; none if it holds none."""
+        request = wire.messages().PositionRequest(source=self._source, namespace=self.namespace)
+        try:
+            return self._client.stub().Position(request, timeout=_ASK_SECONDS).last or None
+        except wire.grpc().RpcError as error:
+            raise meaning(error) from None
 
     def close(self) -> None:
         self._client.close()

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from io import FileIO
@@ -22,6 +23,7 @@ from lease_core.replication.same_event import check_last
 from lease_core.replication.sealed import Block, Seal, Torn, blocks, next_seal, owner_in
 
 _SUFFIX = ".jsonl"
+_BEYOND = 1 << 62  # above every number
 _LONGEST_NAME = 255  # bytes, of a file or folder; a character of a namespace may take nine or twelve
 _APPENDING = os.O_WRONLY | os.O_APPEND
 _force = getattr(os, "fdatasync", os.fsync)  # macOS has only the latter
@@ -155,6 +157,11 @@ class JsonlCopy:
     def seals(self, after: int = 0, *, strict: bool = False) -> Iterator[Seal]:
         """The seals of the batches that end above ``after``, checked but not decoded."""
         return (block.seal for _, block in self._blocks(after, strict) if block.seal.last > after)
+
+    def last(self) -> int | None:
+        """The number of the last event that is sealed, by the last file alone; none if it has none."""
+        found = deque(self._blocks(_BEYOND, strict=False), maxlen=1)
+        return found[0][1].seal.last if found else None
 
     def _blocks(self, after: int, strict: bool) -> Iterator[tuple[str, Block]]:
         files = _files(self._folder)

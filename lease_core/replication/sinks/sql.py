@@ -229,7 +229,7 @@ class SqlCopy:
 
     def _late(self, after: int, page: int) -> list[tuple[int, str, int]]:
         """What was committed since a look found nothing above ``after``; there must be some if the position says so."""
-        if (last := self._last()) is None or last <= after:
+        if (last := self.last()) is None or last <= after:
             return []
         if rows := self._rows(after, page):
             return rows
@@ -256,7 +256,8 @@ class SqlCopy:
             )
             return [(int(number), text, int(crc)) for number, text, crc in found]
 
-    def _last(self) -> int | None:
+    def last(self) -> int | None:
+        """The number of the last event, by the position that is kept with the rows; none if there is none."""
         with _reading(), self._engine.connect() as connection:
             return connection.execute(
                 sa.select(copy_positions.c.last).where(*_of(copy_positions, self._source, self.namespace))
