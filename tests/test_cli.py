@@ -61,6 +61,13 @@ def test_a_path_that_a_command_cannot_use_is_told_and_not_traced(url: str, tmp_p
     assert "\n" not in said
 
 
+def test_a_database_that_is_away_is_told_in_a_line(capsys: Captured) -> None:
+    said = told(capsys, "verify", "postgresql://me:hunter2@127.0.0.1:1/gone")
+    assert said.startswith("omnirelay verify: the database cannot be used (")
+    assert "\n" not in said
+    assert "hunter2" not in said
+
+
 def test_an_object_store_that_is_away_is_told_in_a_line_without_secrets(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,9 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(asked, str(error))
     except ImportError as error:
         return _refuse(asked, _missing(error))
-    except OSError as error:  # of a path that was given; the system says which
-        where = f"{error.filename}: " if error.filename else ""
-        return _refuse(asked, f"{where}{error.strerror or error}; check the path and its permissions")
+    except OSError as error:  # mostly of a path that was given; the system says which
+        path = f"{error.filename}: {error.strerror}; check the path and its permissions" if error.filename else None
+        return _refuse(asked, path or str(error))
     except KeyboardInterrupt:
         return 130
 
@@ -74,7 +74,8 @@ def _parse(given: list[str]) -> argparse.Namespace:
 
 
 def _refuse(asked: str, reason: str) -> int:
-    print(f"omnirelay {asked}: {reason}", file=sys.stderr)
+    """Say why not, in one line: databases say more than that."""
+    print(f"omnirelay {asked}: {' '.join(map(str.strip, reason.splitlines()))}", file=sys.stderr)
     return 2
 
 

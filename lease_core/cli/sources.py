@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from lease_core import database_url, sqlite_file
-from lease_core.errors import InvalidInput
+from lease_core.errors import InvalidInput, StoreUnavailable
 from lease_core.queue import DEFAULT_NAMESPACE, LeaseQueue
 from lease_core.replication.contract import EventSource
 from lease_core.replication.sinks.jsonl import read_jsonl
@@ -96,8 +96,9 @@ def _table(url: str, namespace: str) -> EventSource:
 
 
 def _segments(url: str, namespace: str) -> EventSource:
+    """A folder that is not there is a store that is away: whoever means to follow it may wait for it."""
     if url.startswith("file:"):
         folder = Path(unquote(url.removeprefix("file:").removeprefix("//")))
         if not folder.is_dir():
-            raise InvalidInput("source", f"there is no folder {folder}; check the path")
+            raise StoreUnavailable(f"source: there is no folder {folder}; check the path")
     return read_segments(url, namespace)
