@@ -244,11 +244,11 @@ def test_rows_that_come_while_a_copy_is_read_are_not_missing_from_it(tmp_path: P
     url = f"sqlite:///{tmp_path}/copy.db"
     sink, copy = SqlSink(url), read_sql(url, "resourcelease")
     sink.deliver(Batch(events[:4]))
-    ask = copy._last
+    ask = copy.last
 
     def ask_late() -> int | None:
         sink.deliver(Batch(events[:8]))
         return ask()
 
-    copy._last = ask_late  # type: ignore[method-assign]
+    copy.last = ask_late  # type: ignore[method-assign]
     assert list(copy.read()) == events[:8]
