@@ -51,7 +51,7 @@ def test_a_snapshot_to_nowhere_is_refused_with_the_folder(url: str, tmp_path: Pa
     )
     (tmp_path / "taken").mkdir()
     said = told(capsys, "snapshot", url, f"{tmp_path}/taken", "--namespace", "landing")
-    assert said.startswith(f"omnirelay snapshot: file: {tmp_path}/taken cannot be written (Is a directory)")
+    assert said.startswith(f"omnirelay snapshot: path: {tmp_path}/taken cannot be a file")
 
 
 def test_a_path_that_a_command_cannot_use_is_told_and_not_traced(url: str, tmp_path: Path, capsys: Captured) -> None:

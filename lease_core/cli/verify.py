@@ -9,7 +9,6 @@ from lease_core.cli.sources import SOURCE_HELP, namespace_argument, open_queue, 
 from lease_core.errors import EventsPruned, InvalidInput
 from lease_core.queue import LeaseQueue
 from lease_core.recovery import verify
-from lease_core.recovery.progress import on_terminal
 from lease_core.replication.contract import EventSource
 from lease_core.replication.errors import CorruptCopy
 
@@ -34,9 +33,6 @@ def run(options: argparse.Namespace) -> int:
         other = open_source(options.against, options.namespace, stack) if options.against else None
         tables = open_queue(options.tables, options.namespace, stack) if options.tables else None
         _check_after(source, options.after)
-        bar = on_terminal("verifying", source)
-        if bar is not None:
-            stack.callback(bar.end)
         report = verify(
             source,
             other,
@@ -44,10 +40,7 @@ def run(options: argparse.Namespace) -> int:
             after=options.after,
             snapshot=options.snapshot,
             lag_allowed=options.lag_allowed,
-            progress=bar,
         )
-        if bar is not None and report.ok:
-            bar(report.last_good, report.last_good)
     if report.ok and not report.last_good and not isinstance(source, LeaseQueue):
         raise InvalidInput("source", f"holds no event of namespace {options.namespace!r}; is it the right one?")
     print(report)

@@ -57,8 +57,8 @@ def rebuild(
         raise InvalidInput("leases", f"must be 'keep' or 'release' (got {leases!r})")
     if upto is not None and upto < 0:
         raise InvalidInput("upto", f"must be 0 or more (got {upto})")
+    progress = progress or on_terminal("rebuilding", source)
     source = strictly(source)
-    progress = progress or on_terminal("rebuilding")
     known = queue_of(source) is not None or snapshot is not None
     if not known and "exclusive" not in (config or QueueConfig()).model_fields_set:
         logger.warning(

@@ -78,8 +78,23 @@ def verify(
         raise InvalidInput("tables", "cannot be compared with after=: give snapshot=, or a copy that has the whole log")
     if after and snapshot is not None:
         raise InvalidInput("after", "is what the snapshot says; give one of the two")
-    copy = strictly(copy)
-    progress = progress or on_terminal("verifying")
+    bar = on_terminal("verifying", copy) if progress is None else None
+    try:
+        return _read_through(strictly(copy), against, tables, after, snapshot, lag_allowed, progress or bar)
+    finally:
+        if bar is not None:
+            bar.end()
+
+
+def _read_through(
+    copy: EventSource,
+    against: EventSource | None,
+    tables: LeaseQueue | None,
+    after: int,
+    snapshot: str | Path | None,
+    lag_allowed: int,
+    progress: Progress | None,
+) -> Report:
     replica = _beginning(after, snapshot, tables)
     good = after = after if replica is None else replica.number
     head = None if tables is None else _comparable(tables, copy, after)
@@ -103,6 +118,8 @@ def verify(
         return Report(good, f"the copy ends at {good}, and the other has events up to {good + behind}", behind)
     if head is not None and good < head:
         return Report(good, f"the copy ends here, but the queue has events up to {head}", behind)
+    if progress is not None:
+        progress(good, good)
     return Report(good, behind=behind)
 
 
