@@ -58,7 +58,8 @@ def _fill(queue: LeaseQueue, items: int) -> None:
 
 def _measure(queue: LeaseQueue, scratch: Path, rounds: int, console: Console) -> dict[str, list[float]]:
     def rebuilt(source: Any, name: str, **more: Any) -> None:
-        rebuild(source, f"sqlite:///{scratch}/{name}.db", namespace="bench", **more).close()
+        plain = QueueConfig(exclusive=None)  # which lines do not say
+        rebuild(source, f"sqlite:///{scratch}/{name}.db", namespace="bench", config=plain, **more).close()
 
     ways: dict[str, Callable[[str], None]] = {
         "from the queue's log": lambda name: rebuilt(queue, name),
