@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from io import BytesIO
 
 import msgspec
 
@@ -18,6 +19,7 @@ from lease_core.replication.batch import Batch
 from lease_core.replication.codec import decode_events
 from lease_core.replication.digest import digest_of
 from lease_core.replication.errors import CorruptCopy, HistoryDiffers, UnreadableEvent
+from lease_core.replication.paged import Line
 
 _MARK = b'{"seal":'
 _QUEUE = "queue/"
@@ -107,6 +109,13 @@ class Block(msgspec.Struct):
             if event.sequence_number != number or event.namespace != self.seal.namespace:
                 raise CorruptCopy(place, f"event {event.sequence_number} stands where {number} should", number - 1)
         return events
+
+    def lines(self, place: str) -> Iterator[Line]:
+        """Its events as they are written, after the same checks."""
+        events, written = self.events(place), BytesIO(self.payload).readlines()
+        if len(written) != len(events):
+            raise CorruptCopy(place, f"{len(written)} lines for {len(events)} events", self.seal.first - 1)
+        return (Line(event.sequence_number, text) for event, text in zip(events, written, strict=True))
 
 
 def owner_in(seals: Iterator[Seal]) -> str | None:

@@ -10,7 +10,7 @@ from lease_core.replication.errors import CorruptCopy
 from lease_core.replication.hub import wire
 from lease_core.replication.hub.client import HubClient, meaning
 from lease_core.replication.hub.credentials import PathLike
-from lease_core.replication.paged import Paged
+from lease_core.replication.paged import Line, Paged, PagedLines
 from lease_core.replication.sealed import Block, Seal, Torn, blocks
 
 _ASK_SECONDS = 10.0
@@ -40,6 +40,7 @@ class HubCopy:
         self._client, self._source = client, source
         self._place = f"hub {client.address}, {source}/{namespace}"
         self.events = Paged(self.read).events
+        self.event_payload = PagedLines(self._read_lines).event_payload
 
     def read(self, after: int = 0) -> Iterator[LeaseEvent]:
         """The events above ``after``. Raises ``CorruptCopy`` at the first that is damaged, after all before it."""
@@ -47,6 +48,10 @@ class HubCopy:
             for event in block.events(self._place):
                 if event.sequence_number > after:
                     yield event
+
+    def _read_lines(self, after: int) -> Iterator[Line]:
+        for block in self._blocks(after):
+            yield from (line for line in block.lines(self._place) if line.sequence_number > after)
 
     def seals(self, after: int = 0) -> Iterator[Seal]:
         """The seal of each batch with events above ``after``, once the batch was read and checked."""

@@ -18,7 +18,7 @@ from lease_core.model import LeaseEvent
 from lease_core.replication.batch import Batch
 from lease_core.replication.durable_file import force_folder, make_folder, replace_file, room_in
 from lease_core.replication.errors import CorruptCopy, SinkUnavailable
-from lease_core.replication.paged import Paged
+from lease_core.replication.paged import Line, Paged, PagedLines
 from lease_core.replication.same_event import check_last
 from lease_core.replication.sealed import Block, Seal, Torn, blocks, next_seal, owner_in
 
@@ -139,6 +139,7 @@ class JsonlCopy:
         self.namespace = namespace
         self._folder = folder
         self.events = Paged(self.read).events
+        self.event_payload = PagedLines(self._read_lines).event_payload
 
     @property
     def queue_id(self) -> str | None:
@@ -153,6 +154,11 @@ class JsonlCopy:
         for place, block in self._blocks(after, strict):
             if block.seal.last > after:
                 yield from (event for event in block.events(place) if event.sequence_number > after)
+
+    def _read_lines(self, after: int) -> Iterator[Line]:
+        for place, block in self._blocks(after, strict=False):
+            if block.seal.last > after:
+                yield from (line for line in block.lines(place) if line.sequence_number > after)
 
     def seals(self, after: int = 0, *, strict: bool = False) -> Iterator[Seal]:
         """The seals of the batches that end above ``after``, checked but not decoded."""

@@ -15,7 +15,7 @@ from lease_core.model import LeaseEvent
 from lease_core.replication.batch import Batch
 from lease_core.replication.durable_file import force_folder, make_folder, place_file, room_in
 from lease_core.replication.errors import CorruptCopy, SinkUnavailable
-from lease_core.replication.paged import Paged
+from lease_core.replication.paged import Line, Paged, PagedLines
 from lease_core.replication.same_event import check_last
 from lease_core.replication.sealed import Block, Seal, Torn, blocks, owner_in, seal
 from lease_core.replication.sinks.jsonl import folder_name, is_short_for_another
@@ -279,6 +279,7 @@ class SegmentsCopy:
         self.namespace = namespace
         self._store = store
         self.events = Paged(self.read).events
+        self.event_payload = PagedLines(self._read_lines).event_payload
 
     @property
     def queue_id(self) -> str | None:
@@ -290,6 +291,11 @@ class SegmentsCopy:
         for key, block in self._segments(after):
             if block.seal.last > after:
                 yield from (event for event in block.events(key) if event.sequence_number > after)
+
+    def _read_lines(self, after: int) -> Iterator[Line]:
+        for key, block in self._segments(after):
+            if block.seal.last > after:
+                yield from (line for line in block.lines(key) if line.sequence_number > after)
 
     def seals(self, after: int = 0) -> Iterator[Seal]:
         """The seals of the segments that end above ``after``, checked but not decoded."""
