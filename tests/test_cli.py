@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from lease_core import LeaseQueue, WorkItem
+from lease_core import LeaseQueue
 from lease_core.cli import main
 from lease_core.errors import InvalidInput, StoreUnavailable
-from lease_core.replication import JsonlSink, ObjectStoreSink, Relay, Rules, SqlSink, read_segments
+from lease_core.replication import ObjectStoreSink, read_segments
 from lease_core.replication.hub.addresses import parse
 from lease_core.replication.sinks import object_store
+from tests.copies import queue_with_copies
 
 Captured = pytest.CaptureFixture[str]
 
@@ -20,18 +21,7 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     """A queue with five events, and copies of its log in ``lines``, ``objects`` and ``table.db``."""
-    url = f"sqlite:///{tmp_path}/queue.db"
-    with LeaseQueue.open(url, "landing") as queue:
-        queue.enqueue([WorkItem("file", name) for name in "abc"])
-        queue.complete(queue.lease("worker"))
-        sinks = [
-            JsonlSink(tmp_path / "lines"),
-            ObjectStoreSink(f"file://{tmp_path}/objects"),
-            SqlSink(f"sqlite:///{tmp_path}/table.db", source="eu"),
-        ]
-        with Relay(queue, sinks, rules=Rules(linger=0)) as relay:
-            assert relay.wait_until(5, 60)
-    return url
+    return queue_with_copies(tmp_path)
 
 
 def told(capsys: Captured, *arguments: str, code: int = 2) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from lease_core.cli.configured import configured
 from lease_core.cli.staying import log_to_stderr, once_reached, stay, until_signalled
-from lease_core.errors import InvalidConfig, StoreError
+from lease_core.errors import StoreError
 from lease_core.queue import LeaseQueue
 from lease_core.replication.contract import Sink
 from lease_core.replication.lane import SinkStatus
@@ -62,10 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _sinks(settings: Settings) -> list[Sink]:
     """The sinks, made before the queue is waited for: what is wrong with them is told at once, not when it is there."""
-    try:
-        sinks = settings.make_sinks()
-    except (AttributeError, TypeError) as error:  # their text has types and names in it, but no values
-        raise InvalidConfig("sinks", f"an option is of the wrong type ({error}); check the sinks' tables") from None
+    sinks = settings.make_sinks()
     check_rules(settings.rules(), settings.relay.refused is not None, settings.relay.interval)
     return sinks
 

@@ -344,7 +344,8 @@ class Lane:
     def _fail(self, error: Exception) -> None:
         self._failures += 1
         self._state, self._error = "retrying", error
-        self._unsure, self._taken = self._taken, []
+        self._unsure += self._taken
+        self._taken.clear()
         if self._placed is not None:
             self._position = None  # part of the batch may be there: ask the sink
         pause = self.rules.backoff.pause(self._failures, getattr(error, "retry_after", None))

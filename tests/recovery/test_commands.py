@@ -15,7 +15,8 @@ from lease_core import LeaseQueue, WorkItem
 from lease_core.cli import standby as standby_command
 from lease_core.errors import QueueSealed
 from lease_core.recovery import Standby
-from lease_core.replication import JsonlSink, ObjectStoreSink, Relay, Rules
+from lease_core.replication import JsonlSink, Relay, Rules
+from tests.copies import queue_with_copies
 
 
 def omnirelay(*arguments: str, code: int = 0, timeout: float = 120) -> str:
@@ -32,14 +33,8 @@ def omnirelay(*arguments: str, code: int = 0, timeout: float = 120) -> str:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """A queue with a little past, and two copies of its log."""
-    url = f"sqlite:///{tmp_path}/queue.db"
-    with LeaseQueue.open(url, "landing") as queue:
-        queue.enqueue([WorkItem("file", name) for name in "abc"])
-        queue.complete(queue.lease("worker"))
-        sinks = [JsonlSink(tmp_path / "lines"), ObjectStoreSink(f"file://{tmp_path}/objects")]
-        Relay(queue, sinks, rules=Rules(linger=0)).run_once()
-    return url
+    """A queue with five events, and copies of its log in ``lines``, ``objects`` and ``table.db``."""
+    return queue_with_copies(tmp_path)
 
 
 def test_rebuild_and_verify(url: str, tmp_path: Path) -> None:

@@ -222,6 +222,16 @@ def test_a_lost_primary_must_be_declared_lost(original: LeaseQueue, sqlite_url: 
                 original.enqueue(WorkItem("file", "never"))
 
 
+def test_a_primary_that_another_has_taken_over_from_is_not_lost(
+    original: LeaseQueue, tmp_path: Path, clock: FakeClock
+) -> None:
+    """Said to be lost, it still says who its successor is; to go on would make two that grant."""
+    urls = [f"sqlite:///{tmp_path}/{n}.db" for n in range(2)]
+    winner, other = (Standby(original, url, config=config(), clock=clock) for url in urls)
+    with winner, other, winner.promote(original), pytest.raises(QueueSealed, match="another"):
+        other.promote(primary_is_lost=True)
+
+
 def test_the_log_is_kept_until_the_standby_has_it(original: LeaseQueue, sqlite_url: str, clock: FakeClock) -> None:
     with Standby(original, sqlite_url, config=config(), clock=clock) as standby:
         standby.follow(limit=50)

@@ -227,8 +227,15 @@ def test_what_was_taken_before_a_failure_is_counted_once_it_is_seen_to_be_there(
 ) -> None:
     work(queue, 40)
     head = queue.stats().head
-    sink, puts = ObjectStoreSink(tmp_path.as_uri()), 0
-    put_new = object_store.put_new
+    sink, puts, looks = ObjectStoreSink(tmp_path.as_uri()), 0, 0
+    put_new, keys = object_store.put_new, object_store.keys
+
+    def fails_after_the_first(*given: Any) -> list[str]:
+        nonlocal looks
+        looks += 1
+        if looks == 2:  # when the sink is asked what it has, after the failure
+            raise OSError(errno.EIO, "for another moment")
+        return keys(*given)
 
     def fails_once(*given: Any) -> None:
         nonlocal puts
@@ -238,11 +245,13 @@ def test_what_was_taken_before_a_failure_is_counted_once_it_is_seen_to_be_there(
         put_new(*given)
 
     monkeypatch.setattr(object_store, "put_new", fails_once)
+    monkeypatch.setattr(object_store, "keys", fails_after_the_first)
     relay = Relay(queue, [sink, MemorySink()], rules={"objects": replace(QUICK, linger=0), "memory": Rules()})
     relay._lanes[1].step()  # so that all of it is at hand, and nothing is settled before the failure
     for _ in range(5):
         relay.run_once()
         time.sleep(0.002)
+    assert looks > 2
     assert relay.status()[0].delivered == relay.status()[0].position == head
 
 

@@ -78,9 +78,7 @@ class HubSink:
                     f"the hub refused event {self._refused}, and its copies have no gaps, so that it takes nothing "
                     "after it: let the hub take it, or begin another copy after it (another source, and begin_late)"
                 )
-            case outcome.MISSING if (
-                answer.next == 1 and not self._begin_late
-            ):  # mended by an operator, or by going back
+            case outcome.MISSING if answer.next == 1 and not self._begin_late:  # for an operator, or for going back
                 raise SinkUnavailable(
                     f"the hub asks for events from 1 on, as a copy begins there, and got {batch.first}: let the sink "
                     "begin_late, if the relay's start is not the beginning; or set start to beginning"
